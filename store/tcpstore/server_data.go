@@ -12,18 +12,19 @@ import (
 	"github.com/cohort-dist/cohort/internal/store/storeserve"
 )
 
-// WithDataDir keeps the store in a folder, which is made if it does not exist: what was acknowledged is on the disk, and a server that is
-// started again with the folder goes on with it, under the same [Identity], so that Go clients go on too. PyTorch's TCPStore has no
-// counterpart: its store is lost with its process.
+// WithDataDir keeps the store in a folder, which is made if it does not exist: what was acknowledged is on the disk, and a server that
+// is started again with the folder goes on with it, under the same [Identity], so that Go clients go on too. PyTorch's TCPStore has
+// nothing like it: its store is lost with its process.
 //
-// Each change is synced before it is answered; those that come while a sync runs share the next one. A set of a PyTorch client, which has no
-// answer, is synced before the client's next answer. Reads see only what is synced. Claims of connections that ended with the
+// Each change is synced before it is answered; those that come while a sync runs share the next one. A set of a PyTorch client, which
+// has no answer, is synced before the client's next answer. Reads see only what is synced. Claims of connections that ended with the
 // process are free afterwards, but remembered.
 //
 // A folder has one server at a time: [cohort.AlreadyExists]. If it is damaged, or a newer version has written it, the server does not
-// start: the error names the file and the place, and nothing is changed. When the disk is full, changes are refused with [cohort.Exhausted], and clients of
-// PyTorch, whose wire has no errors, are disconnected; reads go on, and changes too once there is room. When the disk fails, changes are
-// refused with [cohort.Unavailable] until the process is started again. Whether the change that failed is then there, is not known.
+// start: the error names the file and the place, and nothing is changed. When the disk is full, changes are refused with
+// [cohort.Exhausted], and clients of PyTorch, whose wire has no errors, are disconnected; reads go on, and changes too once there is
+// room. When the disk fails, changes are refused with [cohort.Unavailable] until the process is started again. Whether the change that
+// failed is then there, is not known.
 func WithDataDir(dir string) ServerOption {
 	return serverOption(func(c *serverConfig) { c.dataDir = dir })
 }

@@ -225,7 +225,8 @@ func TestLinearizableKilled(t *testing.T) {
 	}
 	workers.Wait()
 	result, info := porcupine.CheckOperationsVerbose(storeModel, history.ops, 20*time.Second)
-	t.Logf("%d calls, %d with unknown end, %d without effect, %d kills: %v", len(history.ops), history.unknown, history.dropped, p.kills, result)
+	t.Logf("%d calls, %d with unknown end, %d without effect, %d kills: %v", len(history.ops), history.unknown, history.dropped,
+		p.kills, result)
 	if result != porcupine.Ok || p.kills < 3 {
 		file := filepath.Join(t.ArtifactDir(), "history.html")
 		_ = porcupine.VisualizePath(storeModel, info, file)

@@ -166,7 +166,8 @@ func TestBackup(t *testing.T) {
 				t.Errorf("%d changes meanwhile", changing.changes)
 			}
 			dir := filepath.Join(t.TempDir(), "restored")
-			if got, err := storejournal.Restore(dir, &backup, true); err != nil || got.Keys != 100 || tcpstore.Identity(got.Identity) != s.Identity() {
+			got, err := storejournal.Restore(dir, &backup, true)
+			if err != nil || got.Keys != 100 || tcpstore.Identity(got.Identity) != s.Identity() {
 				t.Fatal(got, err)
 			}
 			r := connect(t, listenIn(t, dir, "127.0.0.1:0").Addr().String())

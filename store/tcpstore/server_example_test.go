@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -59,4 +60,34 @@ func ExampleShared() {
 	defer second.Close()
 	fmt.Println(first.Port() == second.Port())
 	// Output: true
+}
+
+// A server that is started again with its folder goes on with what it held.
+func ExampleWithDataDir() {
+	dir, err := os.MkdirTemp("", "store")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	ctx := context.Background()
+	for range 2 {
+		server, err := tcpstore.Listen("127.0.0.1:0", tcpstore.WithDataDir(dir))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		client, err := tcpstore.Dial(ctx, server.Addr().String())
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		n, err := client.Add(ctx, "starts", 1)
+		fmt.Println(n, err)
+		_ = client.Close()
+		_ = server.Close()
+	}
+	// Output:
+	// 1 <nil>
+	// 2 <nil>
 }

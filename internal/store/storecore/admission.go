@@ -134,11 +134,11 @@ func (m *Machine) enforce(n int) {
 	if m.memory()+int64(n) <= m.config.Limits.Memory {
 		return
 	}
-	type holder struct {
+	type holderID struct {
 		conn  *Conn
 		blame float64
 	}
-	var holders []holder
+	var holders []holderID
 	for _, c := range m.conns.all {
 		m.turn.work++
 		blame := 0.0
@@ -149,13 +149,13 @@ func (m *Machine) enforce(n int) {
 			blame += c.out.pace.Blame(m.clock.counted, c.out.Memory())
 		}
 		if blame > 0 {
-			holders = append(holders, holder{c, blame})
+			holders = append(holders, holderID{c, blame})
 		} else if c.in.counted+c.out.counted > 0 {
 			c.in.buf, c.out.Buf = nil, nil // kept for its next request
 			m.settle(c)
 		}
 	}
-	slices.SortFunc(holders, func(a, b holder) int { return cmp.Compare(b.blame, a.blame) })
+	slices.SortFunc(holders, func(a, b holderID) int { return cmp.Compare(b.blame, a.blame) })
 	for _, h := range holders {
 		if m.memory()+int64(n) <= m.config.Limits.Memory-m.config.Limits.Memory/16 {
 			return

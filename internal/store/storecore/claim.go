@@ -25,20 +25,20 @@ import (
 // remembered, so that who comes next knows that the name was taken before: the last ones of each host.
 type claim struct {
 	name   string
-	holder Holder // none when it is gone
-	conn   *Conn  // the holder's, while it is open here
+	holder holderID // none when it is gone
+	conn   *Conn    // the holder's, while it is open here
 	text   []byte
 	cost   int64
 	host   string // of the last holder
 	turn   uint64 // among those of its host that are gone
 }
 
-// Holder names a connection for as long as there is a store: the process that serves it, and its number there. The zero one is none.
-type Holder struct{ Server, Conn uint64 }
+// holderID names a connection for as long as there is a store: the process that serves it, and its number there. The zero one is none.
+type holderID struct{ Server, Conn uint64 }
 
 type claims struct {
 	byName    map[string]*claim
-	byHolder  map[Holder][]*claim      // in the order in which they were claimed
+	byHolder  map[holderID][]*claim    // in the order in which they were claimed
 	released  map[string]*hostReleases // by host
 	nReleased int
 	holders   uint64 // connections of this process that have ever claimed a name
@@ -109,10 +109,10 @@ func checkClaim(c *Conn, r *wire.Request) error {
 }
 
 // holderOf returns the name that c has as a holder of claims.
-func (m *Machine) holderOf(c *Conn) Holder {
-	if c.holdings.holder == (Holder{}) {
+func (m *Machine) holderOf(c *Conn) holderID {
+	if c.holdings.holder == (holderID{}) {
 		m.claims.holders++
-		c.holdings.holder = Holder{m.config.Server, m.claims.holders}
+		c.holdings.holder = holderID{m.config.Server, m.claims.holders}
 	}
 	return c.holdings.holder
 }
@@ -122,13 +122,13 @@ func claimSize(r *wire.Request) int64 {
 }
 
 // contest returns the claim of a name, nil if there is none, and the answer if the holder cannot have it.
-func (m *Machine) contest(holder Holder, r *wire.Request) (have *claim, answer []byte, err error) {
+func (m *Machine) contest(holder holderID, r *wire.Request) (have *claim, answer []byte, err error) {
 	have = m.claims.byName[string(r.Key[len(wire.ClaimPrefix):])]
 	n := len(m.claims.byHolder[holder])
 	switch {
 	case have == nil && len(r.Expected) != 0:
 		answer = r.Expected // as for a key that does not exist
-	case have != nil && (have.holder != (Holder{}) && have.holder != holder || !bytes.Equal(have.text, r.Expected)):
+	case have != nil && (have.holder != (holderID{}) && have.holder != holder || !bytes.Equal(have.text, r.Expected)):
 		answer = have.text
 	case (have == nil || have.holder != holder) && n >= maxClaims:
 		err = cohort.Newf("tcpstore: claim", cohort.Exhausted, "this client holds %d names, which is the most that one may", n)
@@ -137,16 +137,16 @@ func (m *Machine) contest(holder Holder, r *wire.Request) (have *claim, answer [
 }
 
 // seize gives a name to a holder, whose connection is nil if it is not open here.
-func (m *Machine) seize(have *claim, holder Holder, c *Conn, host string, r *wire.Request) {
+func (m *Machine) seize(have *claim, holder holderID, c *Conn, host string, r *wire.Request) {
 	if have == nil {
 		have = &claim{name: string(r.Key[len(wire.ClaimPrefix):])}
 		if m.claims.byName == nil {
 			m.claims.byName, m.claims.released = map[string]*claim{}, map[string]*hostReleases{}
-			m.claims.byHolder = map[Holder][]*claim{}
+			m.claims.byHolder = map[holderID][]*claim{}
 		}
 		m.claims.byName[have.name] = have
 	}
-	if have.holder == (Holder{}) {
+	if have.holder == (holderID{}) {
 		m.reclaim(have)
 		have.holder, have.host = holder, host
 		m.claims.byHolder[holder] = append(m.claims.byHolder[holder], have)
@@ -172,7 +172,7 @@ func hostOf(peer string) string {
 
 // unclaim lets go of what a connection that ends holds.
 func (m *Machine) unclaim(c *Conn) {
-	if c.holdings.holder == (Holder{}) {
+	if c.holdings.holder == (holderID{}) {
 		return
 	}
 	m.leaveClaims(c)
@@ -192,11 +192,11 @@ func (m *Machine) leaveClaims(c *Conn) {
 }
 
 // release lets go of what a holder has. What one host leaves behind is bounded: its oldest are forgotten.
-func (m *Machine) release(holder Holder) {
+func (m *Machine) release(holder holderID) {
 	all := m.claims.byHolder[holder]
 	delete(m.claims.byHolder, holder)
 	for _, have := range all {
-		if have.holder = (Holder{}); have.conn != nil {
+		if have.holder = (holderID{}); have.conn != nil {
 			have.conn.holdings.bytes -= have.cost
 			have.conn = nil
 		}
@@ -256,7 +256,7 @@ func (m *Machine) dropReleased(b *hostReleases, most int) {
 }
 
 // stale reports whether the claim was taken again since.
-func (g releasedClaim) stale() bool { return g.claim.holder != (Holder{}) || g.claim.turn != g.turn }
+func (g releasedClaim) stale() bool { return g.claim.holder != (holderID{}) || g.claim.turn != g.turn }
 
 // reclaim notes that a claim without a holder has one again.
 func (m *Machine) reclaim(have *claim) {
@@ -297,7 +297,7 @@ func (m *Machine) someClaims(most, text int) map[string]Claim {
 		if text -= len(name) + len(c.text); text < 0 || len(all) >= most {
 			break
 		}
-		all[name] = Claim{Text: string(c.text), Held: c.holder != (Holder{})}
+		all[name] = Claim{Text: string(c.text), Held: c.holder != (holderID{})}
 	}
 	return all
 }

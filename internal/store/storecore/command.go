@@ -16,7 +16,7 @@ import (
 //	u8 kind | uvarint era | what the kind has | for those of requests: the request as in a native frame, behind its id
 //
 // All that decides what becomes of it is in it or in what the store holds. The era counts how often the store was cleared: a command of a
-// client that did not know that it was cleared changes nothing. Kinds are never given another meaning; docs/wire/storelog.md lists them.
+// client that did not know that it was cleared changes nothing. Kinds are never given another meaning; docs/wire/storedata.md lists them.
 type commandKind byte
 
 const (
@@ -37,7 +37,7 @@ type parsedCommand struct {
 	kind     commandKind
 	era      uint64
 	limit    int
-	holder   Holder
+	holder   holderID
 	host     []byte
 	identity Identity
 	request  wire.Request
@@ -47,12 +47,12 @@ func appendCommand(b []byte, kind commandKind, era uint64) []byte {
 	return binary.AppendUvarint(append(b, byte(kind)), era)
 }
 
-func appendHolder(b []byte, h Holder) []byte {
+func appendHolder(b []byte, h holderID) []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, h.Server), h.Conn)
 }
 
-func readHolder(b []byte) Holder {
-	return Holder{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
+func readHolder(b []byte) holderID {
+	return holderID{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
 }
 
 // parse reads a command.
@@ -93,7 +93,7 @@ func (p *parsedCommand) head(rest *[]byte) (ok bool) {
 		if len(b) < 8 {
 			return false
 		}
-		p.holder, *rest = Holder{Server: binary.LittleEndian.Uint64(b)}, b[8:]
+		p.holder, *rest = holderID{Server: binary.LittleEndian.Uint64(b)}, b[8:]
 	case kindClear:
 		if len(b) < len(p.identity) {
 			return false

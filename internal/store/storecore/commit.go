@@ -159,7 +159,7 @@ func (m *Machine) applyClaim(p *parsedCommand, c *Conn) error {
 
 // releaseOthers lets go of what the connections of other processes hold.
 func (m *Machine) releaseOthers(server uint64) {
-	var others []Holder
+	var others []holderID
 	for h := range m.claims.byHolder {
 		m.turn.work++
 		if h.Server != server {

@@ -115,7 +115,8 @@ func (f *fleet) request(c *Conn) []byte {
 		value = value[:1]
 	}
 	ops := []wire.Op{
-		wire.Set, wire.Set, wire.Append, wire.Append, wire.Add, wire.CompareSet, wire.Get, wire.MultiSet, wire.Wait, wire.DeleteKey, wire.Check,
+		wire.Set, wire.Set, wire.Append, wire.Append, wire.Add, wire.CompareSet, wire.Get, wire.MultiSet, wire.Wait, wire.DeleteKey,
+		wire.Check,
 	}
 	if d != wire.Legacy {
 		ops = append(ops, wire.QueuePush, wire.QueuePush, wire.QueuePop, wire.QueuePop, wire.Barrier, wire.ListKeys)
@@ -177,8 +178,8 @@ func (f *fleet) body(b []byte, d wire.Dialect, op wire.Op, key string, value []b
 // claimOp stands for a COMPARE_SET that claims a name.
 const claimOp = wire.OpLimit
 
-// TestDeterminism: machines that apply the same commands hold the same: the one that serves clients, one that begins with nothing, has other
-// limits and no clients, and one that is restored from an image, which was made while commands were applied.
+// TestDeterminism: machines that apply the same commands hold the same: the one that serves clients, one that begins with nothing, has
+// other limits and no clients, and one that is restored from an image, which was made while commands were applied.
 func TestDeterminism(t *testing.T) {
 	applied, images := 0, 0
 	for seed := range seeds.Range(150) {

@@ -177,7 +177,8 @@ func (m *Machine) backup(c *Conn, r *wire.Request) error {
 			i.End()
 		}
 		if i = m.BeginImage(); i == nil {
-			return cohort.New("tcpstore: backup", cohort.AlreadyExists, "an image of the store is being made already: try again in a moment")
+			return cohort.New("tcpstore: backup", cohort.AlreadyExists,
+				"an image of the store is being made already: try again in a moment")
 		}
 		i.client, c.holdings.image = true, i
 	}
@@ -252,6 +253,6 @@ func hashOf(parts ...[]byte) uint64 {
 }
 
 // compareHolders orders holders.
-func compareHolders(a, b Holder) int {
+func compareHolders(a, b holderID) int {
 	return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.Conn, b.Conn))
 }

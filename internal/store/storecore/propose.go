@@ -186,7 +186,7 @@ func (m *Machine) proposePop(w *wait, key string) {
 }
 
 // proposeRelease lets go of what a holder has whose connection has ended.
-func (m *Machine) proposeRelease(holder Holder) {
+func (m *Machine) proposeRelease(holder holderID) {
 	b := m.log.room(commandCost)
 	m.gather(appendHolder(appendCommand(b, kindRelease, m.log.era), holder), len(b), Command{})
 }

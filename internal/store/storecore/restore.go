@@ -174,7 +174,7 @@ func (d *imageReader) queue() {
 }
 
 func (d *imageReader) claim(held bool) {
-	var holder Holder
+	var holder holderID
 	if held {
 		var b [holderSize]byte
 		d.fill(b[:])
@@ -188,7 +188,7 @@ func (d *imageReader) claim(held bool) {
 	d.sizes.claims++
 	m.seize(nil, holder, nil, string(host), &wire.Request{Key: append([]byte(wire.ClaimPrefix), name...), Value: text})
 	if !held {
-		delete(m.claims.byHolder, Holder{})
+		delete(m.claims.byHolder, holderID{})
 		m.addReleased(m.claims.byName[string(name)])
 	}
 }

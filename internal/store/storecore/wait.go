@@ -116,7 +116,7 @@ func waitSize(r *wire.Request) int64 {
 	return waitCost + nodeCost*int64(max(r.List.Count, 1)) + int64(len(r.Key)) + int64(2*r.List.Size())
 }
 
-// mayOpen reports an error when there is no room for a wait of c.
+// mayOpen reports an error when a wait of c has no room.
 func (m *Machine) mayOpen(c *Conn, r *wire.Request) error {
 	if c.holdings.nWaits >= m.config.Limits.Waits && !m.applies() {
 		return cohort.Newf("tcpstore: serve", cohort.Exhausted, "%d waits of one client are open, the limit is %d",
@@ -288,9 +288,9 @@ type holdings struct {
 	byID    map[uint32]*wait // native: the same
 	nWaits  int
 	watches map[string]struct{}
-	image   *Image // that it is being sent
-	holder  Holder // its name as a holder of claims, once it has claimed one
-	bytes   int64  // of all of them
+	image   *Image   // that it is being sent
+	holder  holderID // its name as a holder of claims, once it has claimed one
+	bytes   int64    // of all of them
 }
 
 // add adds a wait. Those of native clients are also found by their ids.

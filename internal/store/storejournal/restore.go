@@ -101,7 +101,7 @@ func restoreInto(dir string, image io.Reader, identity storecore.Identity) (keys
 func saveAll(log *storelog.Log, m *storecore.Machine) error {
 	i := m.BeginImage()
 	defer i.End()
-	return log.Snapshot(storelog.LSN(i.Index), func(w io.Writer) error { return Save(w, parts(i)) })
+	return log.Snapshot(storelog.LSN(i.Index), func(w io.Writer) error { return save(w, parts(i)) })
 }
 
 // parts returns the parts of the image of a machine that serves nothing.
@@ -127,7 +127,7 @@ func moveInto(from, to string) error {
 // BackUp writes a backup of a folder that no server uses, and returns its size.
 func BackUp(dir string, w io.Writer) (size int64, keys int, err error) {
 	if _, err = os.Stat(dir); err != nil {
-		return 0, 0, cohort.Newf("tcpstore: backup", cohort.NotFound, "there is no store in %s: %w", dir, err)
+		return 0, 0, cohort.Newf("tcpstore: backup", cohort.NotFound, "%s holds no store: %w", dir, err)
 	}
 	j, m, err := Open(dir, storecore.Config{Limits: unlimited}, Options(storecore.Identity{}))
 	if err != nil {

@@ -21,7 +21,7 @@ func (j *Journal) snapshot() error {
 	}
 	defer j.sink.Do(func(*storeserve.Core) { image.End() })
 	err := j.log.Snapshot(storelog.LSN(image.Index), func(w io.Writer) error {
-		return Save(w, func() (part []byte, more bool, err error) { return j.next(image) })
+		return save(w, func() (part []byte, more bool, err error) { return j.next(image) })
 	})
 	if err != nil {
 		return err
@@ -46,8 +46,8 @@ func closed() error {
 	return cohort.New("tcpstore: snapshot", cohort.Closed, "the server was closed meanwhile")
 }
 
-// Save writes the parts of an image.
-func Save(w io.Writer, next func() (part []byte, more bool, err error)) error {
+// save writes the parts of an image.
+func save(w io.Writer, next func() (part []byte, more bool, err error)) error {
 	for more := true; more; {
 		var part []byte
 		var err error

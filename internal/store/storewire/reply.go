@@ -11,9 +11,11 @@ import (
 
 // Reply is the answer to one request. Its slices are views into the buffer it was parsed from.
 type Reply struct {
-	Byte   byte     // CHECK, WAIT, BARRIER, CANCEL_WAIT, WATCH_KEY
-	Nonce  uint32   // PING
-	Num    int64    // ADD, NUM_KEYS, DELETE_KEY, QUEUE_LEN; QUEUE_POP: the length before the pop; LIST_KEYS: the count; HELLO, CLEAR: keys; BACKUP: 1 if more follows
+	Byte  byte   // CHECK, WAIT, BARRIER, CANCEL_WAIT, WATCH_KEY
+	Nonce uint32 // PING
+	// Num is that of ADD, NUM_KEYS, DELETE_KEY, QUEUE_LEN; QUEUE_POP: the length before the pop; LIST_KEYS: the count; HELLO, CLEAR: keys;
+	// BACKUP: 1 if more follows.
+	Num    int64
 	Value  []byte   // GET, COMPARE_SET; QUEUE_POP: the item when Num > 0; HELLO, CLEAR: the identity
 	Values [][]byte // MULTI_GET: values; LIST_KEYS: raw keys
 }

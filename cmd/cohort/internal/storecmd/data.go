@@ -226,7 +226,8 @@ func (d *checkDocument) text() string {
 		lines = append(lines, fmt.Sprintf("damaged: %s at offset %d: %s", p.File, p.Offset, p.Reason))
 	}
 	if s := d.Salvaged; s != nil {
-		lines = append(lines, fmt.Sprintf("saved into %s: up to record %d; %s left out", s.Dir, s.Last, tui.Plural(int(s.LeftOut), "record")))
+		lines = append(lines, fmt.Sprintf("saved into %s: up to record %d; %s left out", s.Dir, s.Last,
+			tui.Plural(int(s.LeftOut), "record")))
 	}
 	if len(d.Problems) == 0 {
 		lines = append(lines, "no damage")
