@@ -249,7 +249,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	defer func() { _ = s.Close() }()
 	native, torch := connect(t, s.Addr().String()), connect(t, s.Addr().String(), tcpstore.WithDialect(tcpstore.DialectV))
-	if err := torch.Set(ctx, "before", []byte("v")); err != nil {
+	if err = torch.Set(ctx, "before", []byte("v")); err != nil {
 		t.Fatal(err)
 	}
 	stored := 0

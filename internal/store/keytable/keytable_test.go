@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -206,7 +207,7 @@ func TestWalkValues(t *testing.T) {
 					}
 				}
 			default:
-				change(fmt.Sprint(rapid.IntRange(0, 90).Draw(t, "key")), rapid.StringN(0, 9, 9).Draw(t, "value"), op%4)
+				change(strconv.Itoa(rapid.IntRange(0, 90).Draw(t, "key")), rapid.StringN(0, 9, 9).Draw(t, "value"), op%4)
 			}
 		}
 		for _, w := range walks {

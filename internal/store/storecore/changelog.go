@@ -133,8 +133,7 @@ func (m *Machine) Commands() []*Command {
 		return nil
 	}
 	all := m.log.gathered
-	m.log.gathered = nil
-	m.log.arena = nil // the journal may keep its bytes for long
+	m.log.gathered = make([]*Command, 0, len(all)) // the next step brings about as many
 	return slices.DeleteFunc(all, func(k *Command) bool {
 		if k.conn == nil || !k.conn.logged.aborted || k.conn.dialect == wire.Native {
 			return false

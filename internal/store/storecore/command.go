@@ -81,7 +81,7 @@ func (p *parsedCommand) head(rest *[]byte) (ok bool) {
 	case kindAppend:
 		var n uint64
 		*rest, ok = uvarint(b, &n)
-		p.limit = int(min(n, math.MaxInt)) //nolint:gosec // just bounded
+		p.limit = int(min(n, math.MaxInt))
 		return ok
 	case kindClaim, kindRelease:
 		if len(b) < holderSize {

@@ -118,6 +118,7 @@ func (m *Machine) applyCommand(p *parsedCommand, c *Conn, k *Command) error {
 	case kindClear:
 		m.applyClear(p, c, k)
 		return nil
+	default: // those of requests
 	}
 	if k != nil && k.pop != nil && c != m.log.ghost {
 		return m.popFor(k.pop, &p.request)

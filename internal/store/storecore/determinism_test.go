@@ -9,10 +9,9 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/testing/mutation"
 	"github.com/cohort-dist/cohort/internal/testing/seeds"
-
-	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
 // fleet is a machine that serves clients of all dialects, and others that follow its log.
@@ -121,10 +120,12 @@ func (f *fleet) request(c *Conn) []byte {
 	if d != wire.Legacy {
 		ops = append(ops, wire.QueuePush, wire.QueuePush, wire.QueuePop, wire.QueuePop, wire.Barrier, wire.ListKeys)
 	}
-	if d == wire.Native {
+	switch d {
+	case wire.Native:
 		ops = append(ops, wire.Hello, wire.Clear, claimOp, claimOp, claimOp)
-	} else if d == wire.Legacy {
+	case wire.Legacy:
 		ops = append(ops, wire.WatchKey)
+	default:
 	}
 	f.id++
 	op := ops[f.r.IntN(len(ops))]

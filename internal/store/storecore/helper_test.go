@@ -12,9 +12,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cohort-dist/cohort/internal/testing/mutation"
-
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/testing/mutation"
 )
 
 func TestMain(m *testing.M) {

@@ -137,7 +137,7 @@ func (i *Image) key(e *keytable.Entry) {
 func (i *Image) queuePart() {
 	q := &i.queues[0]
 	n := min(len(q.items), queuePart)
-	i.out = binary.AppendUvarint(appendString(append(i.out, 'Q'), q.key), uint64(n)) //nolint:gosec // not negative
+	i.out = binary.AppendUvarint(appendString(append(i.out, 'Q'), q.key), uint64(n))
 	for _, item := range q.items[:n] {
 		i.out = appendString(i.out, item)
 	}

@@ -280,6 +280,7 @@ func TestModel(t *testing.T) {
 }
 
 func checkModel(t *testing.T, newBench func(Limits) *bench) {
+	t.Helper()
 	rapid.Check(t, func(t *rapid.T) {
 		b := newBench(testLimits)
 		m := &model{keys: map[string]string{}, queues: map[string][]string{}, out: map[int]string{}}

@@ -22,7 +22,7 @@ func (m *Machine) Restore(index uint64, r io.Reader) error {
 		d.record()
 	}
 	if d.err == nil {
-		if _, err := d.r.ReadByte(); err != io.EOF { //nolint:errorlint // bufio returns it as it is
+		if _, err := d.r.ReadByte(); err != io.EOF {
 			d.fail("there is more behind its end")
 			if err != nil {
 				d.err = err
@@ -127,7 +127,7 @@ func (d *imageReader) length() int {
 		d.fail("it has a string of an impossible length")
 		return 0
 	}
-	return int(n) //nolint:gosec // just bounded
+	return int(n)
 }
 
 // pieceSize is how much memory a string gets before what fills it is there.

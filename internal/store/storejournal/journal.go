@@ -156,7 +156,7 @@ func (j *Journal) writeBatch(batch []*storecore.Command) error {
 	first := uint64(last) - uint64(len(batch)) + 1
 	entries := make([]storecore.Entry, len(batch))
 	for i, k := range batch {
-		entries[i] = storecore.Entry{Index: first + uint64(i), Data: k.Data, Local: k} //nolint:gosec // not negative
+		entries[i] = storecore.Entry{Index: first + uint64(i), Data: k.Data, Local: k}
 	}
 	j.sink.Committed(entries)
 	if j.log.WantsReserve() || j.log.ShouldSnapshot() {

@@ -36,7 +36,7 @@ func Open(dir string, config storecore.Config, options storelog.Options) (*Journ
 	began := time.Now()
 	config.Logged = true
 	m, j := storecore.New(config), newJournal()
-	log, err := storelog.Open(dir, options, storelog.Replay{
+	folder, err := storelog.Open(dir, options, storelog.Replay{
 		Snapshot: func(through storelog.LSN, r io.Reader) error { return m.Restore(uint64(through), r) },
 		Record: func(r storelog.Record) error {
 			j.recovery.Commands++
@@ -46,9 +46,9 @@ func Open(dir string, config storecore.Config, options storelog.Options) (*Journ
 	if err != nil {
 		return nil, nil, err
 	}
-	m.Rebase(storecore.Identity(log.Identity()))
+	m.Rebase(storecore.Identity(folder.Identity()))
 	m.ProposeRestart() // the connections of the process before this one have ended
-	j.log = log
+	j.log = folder
 	j.recovery.Took, j.recovery.Keys = time.Since(began), m.Keys()
 	return j, m, nil
 }

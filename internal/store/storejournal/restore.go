@@ -80,28 +80,28 @@ func restoreInto(dir string, image io.Reader, identity storecore.Identity) (keys
 	if err = m.Restore(0, image); err != nil {
 		return 0, err
 	}
-	log, err := storelog.Open(dir, Options(storecore.Identity{}), storelog.Replay{})
+	folder, err := storelog.Open(dir, Options(storecore.Identity{}), storelog.Replay{})
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, log.Close()) }()
-	m.Become(storecore.Identity(log.Identity()), identity)
+	defer func() { err = errors.Join(err, folder.Close()) }()
+	m.Become(storecore.Identity(folder.Identity()), identity)
 	m.ProposeRestart() // a snapshot covers a record
 	for _, k := range m.Commands() {
-		at, err := log.Write([]storelog.Record{{Kind: vitalRecord, Data: k.Data}})
+		at, err := folder.Write([]storelog.Record{{Kind: vitalRecord, Data: k.Data}})
 		if err != nil {
 			return 0, err
 		}
 		m.Commit([]storecore.Entry{{Index: uint64(at), Data: k.Data, Local: k}})
 	}
-	return m.Keys(), saveAll(log, m)
+	return m.Keys(), saveAll(folder, m)
 }
 
 // saveAll stores what a machine holds that serves nothing.
-func saveAll(log *storelog.Log, m *storecore.Machine) error {
+func saveAll(folder *storelog.Log, m *storecore.Machine) error {
 	i := m.BeginImage()
 	defer i.End()
-	return log.Snapshot(storelog.LSN(i.Index), func(w io.Writer) error { return save(w, parts(i)) })
+	return folder.Snapshot(storelog.LSN(i.Index), func(w io.Writer) error { return save(w, parts(i)) })
 }
 
 // parts returns the parts of the image of a machine that serves nothing.
