@@ -59,7 +59,7 @@ PyTorch's own stores cannot be backed up.`),
 // backup writes a file beside and renames it, so that there is never a part of one.
 func (a *app) backup(name string, write func(io.Writer) (int64, error)) error {
 	made := name + ".part"
-	f, err := os.OpenFile(made, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(made, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the user names it
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ backup is gone. With --same-identity they go on with what the backup holds.`),
 }
 
 func (a *app) restore(name, dir string, same bool) error {
-	f, err := os.Open(name)
+	f, err := os.Open(name) //nolint:gosec // the user names it
 	if err != nil {
 		return err
 	}
