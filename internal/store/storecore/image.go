@@ -51,7 +51,7 @@ const (
 	imageVersion = 1
 	// imagePart is how many bytes of an image are made in one step, and imageMost how many may wait to be taken: then no commands are
 	// applied until some are. Without a log nothing can wait, and they grow with what changes.
-	imagePart = 256 << 10
+	imagePart = 64 << 10
 	imageMost = 16 << 20
 	// queuePart is how many items stand together.
 	queuePart = 1 << 10
