@@ -68,6 +68,7 @@ type pendingWrite struct {
 
 // Effects returns what is to be done since the last call.
 func (m *Machine) Effects() Effects {
+	m.capture() // here, so that it has all that is to be applied
 	out := m.out
 	m.out = Effects{}
 	return out
@@ -128,7 +129,6 @@ func (m *Machine) collect() {
 		m.beginReads()
 	}
 	m.serveReads()
-	m.capture()
 }
 
 func (m *Machine) dispatch(msg *raftpb.Message) {

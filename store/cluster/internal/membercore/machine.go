@@ -51,7 +51,7 @@ type State struct {
 type Machine struct {
 	config  Config
 	node    *raft.RawNode
-	storage *raft.MemoryStorage
+	storage storage
 	out     Effects
 
 	role, leader  uint64 // a raft.StateType, a member
@@ -71,11 +71,12 @@ type Machine struct {
 // New returns a member that continues from what its disk has. The replicated state has to be that of the snapshot.
 func New(c Config, s State) (m *Machine, err error) {
 	defer recoverTo(&err)
-	storage, err := load(s)
+	log, err := load(s)
 	if err != nil {
 		return nil, err
 	}
-	m = &Machine{config: c, storage: storage}
+	m = &Machine{config: c}
+	m.storage = storage{log, m}
 	m.applied, m.appliedTerm = s.Snapshot.GetMetadata().GetIndex(), s.Snapshot.GetMetadata().GetTerm()
 	if err = m.members.restore(s.Snapshot); err != nil {
 		return nil, err
@@ -102,10 +103,10 @@ func (m *Machine) raftConfig() *raft.Config {
 
 // load fills raft's view of the log.
 func load(s State) (*raft.MemoryStorage, error) {
-	storage := raft.NewMemoryStorage()
+	log := raft.NewMemoryStorage()
 	hard := s.Hard
 	if at := s.Snapshot.GetMetadata(); at.GetIndex() > 0 {
-		if err := storage.ApplySnapshot(s.Snapshot); err != nil {
+		if err := log.ApplySnapshot(s.Snapshot); err != nil {
 			return nil, err
 		}
 		hard = covering(hard, at)
@@ -113,10 +114,10 @@ func load(s State) (*raft.MemoryStorage, error) {
 	if err := checkEntries(s); err != nil {
 		return nil, err
 	}
-	if err := storage.Append(s.Entries); err != nil {
+	if err := log.Append(s.Entries); err != nil {
 		return nil, err
 	}
-	return storage, storage.SetHardState(hard)
+	return log, log.SetHardState(hard)
 }
 
 // covering returns the hard state of a member whose disk has a snapshot, but perhaps not yet what was written with it.

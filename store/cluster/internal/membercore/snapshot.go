@@ -5,6 +5,7 @@ package membercore
 
 import (
 	"errors"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
@@ -15,7 +16,32 @@ type snapshotState struct {
 	bytes  int64 // of commands applied since the last snapshot
 	limit  int64 // the size of the last snapshot: a larger state is written less often
 	under  bool  // one is being written
+	wanted bool  // a member needs one that the present one cannot replace
 	newest uint64
+}
+
+// storage is raft's view of the log. The snapshot that it offers is on the disk, and has to name the member that it is for: a member
+// does not accept one that was made before it was added.
+type storage struct {
+	*raft.MemoryStorage
+
+	m *Machine
+}
+
+// Snapshot asks for a new snapshot if the present one lacks a member; raft asks again.
+func (s storage) Snapshot() (*raftpb.Snapshot, error) {
+	snap, err := s.MemoryStorage.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	state := snap.GetMetadata().GetConfState()
+	for id := range s.m.members.all {
+		if !slices.Contains(state.GetVoters(), id) && !slices.Contains(state.GetLearners(), id) {
+			s.m.snapshotState.wanted = true
+			return nil, raft.ErrSnapshotTemporarilyUnavailable
+		}
+	}
+	return snap, nil
 }
 
 // entryCost is what an entry takes in memory and in the log beside its bytes.
@@ -30,10 +56,11 @@ func (s *snapshotState) restored(snap *raftpb.Snapshot) {
 // capture asks for a snapshot if enough was applied since the last one.
 func (m *Machine) capture() {
 	s := &m.snapshotState
-	if s.under || s.bytes < max(m.config.SnapshotBytes, s.limit) || m.installing() {
+	due := s.wanted || s.bytes >= max(m.config.SnapshotBytes, s.limit)
+	if !due || s.under || m.applied <= s.newest || m.installing() || m.failed != nil {
 		return
 	}
-	s.under, s.bytes = true, 0
+	s.under, s.wanted, s.bytes = true, false, 0
 	m.out.Capture = &raftpb.Snapshot{
 		Data:     encodeMembers(m.members.all),
 		Metadata: &raftpb.SnapshotMetadata{Index: new(m.applied), Term: new(m.appliedTerm), ConfState: m.members.state},
