@@ -27,6 +27,10 @@ func (c *client) next() {
 	}
 	c.seq++
 	ops := "aaapgggg"
+	if c.session == 1 { // it reads wherever it is answered, also from a leader that was cut off
+		ops = "g"
+		c.at = c.w.rand.IntN(len(c.w.hosts))
+	}
 	c.now = request{c.session, c.seq, ops[c.w.rand.IntN(len(ops))], uint64(c.w.rand.IntN(3)), int64(c.w.rand.IntN(100)) + 1}
 	c.waiting, c.begun = true, c.w.clock
 	c.try()

@@ -107,7 +107,7 @@ func (w *world) fault() {
 	}
 	w.after(w.upTo(800*time.Millisecond), w.fault)
 	h := w.hosts[w.rand.IntN(len(w.hosts))]
-	switch w.rand.IntN(12) {
+	switch w.rand.IntN(13) {
 	case 0, 1, 2:
 		h.crash()
 		w.after(w.upTo(2*time.Second), h.restart)
@@ -115,6 +115,10 @@ func (w *world) fault() {
 		if l := w.leader(); l != nil {
 			l.crash()
 			w.after(w.upTo(time.Second), l.restart)
+		}
+	case 12:
+		if l := w.leader(); l != nil {
+			w.cut(l, true)
 		}
 	case 4: // cut off, in both directions or in one
 		way := w.rand.IntN(3)

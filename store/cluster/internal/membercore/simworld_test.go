@@ -255,7 +255,7 @@ func (w *world) leader() (best *host) {
 	return best
 }
 
-// converged checks that the members of the cluster have the same state.
+// converged checks that the members of the cluster have the same state, and that all vote.
 func (w *world) converged() bool {
 	l := w.leader()
 	if l == nil {
@@ -264,7 +264,7 @@ func (w *world) converged() bool {
 	status := l.machine.Status()
 	for _, m := range status.Members {
 		h := w.host(m.ID)
-		if !h.up || h.machine.Status().Applied != status.Committed || !bytes.Equal(h.kv.snapshot(), l.kv.snapshot()) {
+		if m.Learner || !h.up || h.machine.Status().Applied != status.Committed || !bytes.Equal(h.kv.snapshot(), l.kv.snapshot()) {
 			return false
 		}
 	}
