@@ -158,7 +158,7 @@ func (m *Machine) Tick() {
 // Receive reports a message of another member. A message with a snapshot is reported when the snapshot itself has arrived.
 func (m *Machine) Receive(msg *raftpb.Message) {
 	m.do(func() {
-		if raft.IsLocalMsg(msg.GetType()) || msg.GetTo() != m.config.ID {
+		if !Acceptable(msg) || msg.GetTo() != m.config.ID {
 			return
 		}
 		_ = m.node.Step(msg) // an error says that it was of no use

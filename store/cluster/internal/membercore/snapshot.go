@@ -77,6 +77,16 @@ func (m *Machine) installing() bool {
 	return false
 }
 
+// Installs reports whether a received snapshot is wanted: it is to be written, or being written.
+func (m *Machine) Installs(index uint64) bool {
+	for _, w := range m.writes {
+		if w.Install != nil && w.Install.GetMetadata().GetIndex() == index {
+			return true
+		}
+	}
+	return false
+}
+
 // SnapshotTaken reports that a captured snapshot of so many bytes is on disk, and all that the log needs after it. With ok false it
 // could not be written.
 func (m *Machine) SnapshotTaken(snap *raftpb.Snapshot, size int64, ok bool) {

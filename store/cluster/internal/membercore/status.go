@@ -45,11 +45,9 @@ func (m *Machine) removed() bool {
 	return !member && len(m.members.all) > 0
 }
 
-// Voting reports whether a message belongs to an election, for tests and logs.
-func Voting(msg *raftpb.Message) bool {
-	switch msg.GetType() { //nolint:exhaustive // the others do not
-	case raftpb.MsgVote, raftpb.MsgVoteResp, raftpb.MsgPreVote, raftpb.MsgPreVoteResp:
-		return true
-	}
-	return false
+// Acceptable reports whether a message is one that members send each other.
+func Acceptable(msg *raftpb.Message) bool {
+	typ := msg.GetType()
+	return !raft.IsLocalMsg(typ) && typ != raftpb.MsgProp && typ != raftpb.MsgReadIndex && typ != raftpb.MsgTransferLeader &&
+		typ != raftpb.MsgForgetLeader
 }
