@@ -79,7 +79,7 @@ func named(config *tls.Config, addr string) *tls.Config {
 }
 
 func greet(ctx context.Context, c net.Conn, h hello) error {
-	_ = c.SetDeadline(time.Now().Add(greetTimeout))
+	_ = c.SetDeadline(time.Now().Add(answerTimeout))
 	watch := ctxdial.InterruptBy(ctx, c.SetDeadline)
 	err := writeGreeting(c, h)
 	var r reply

@@ -76,10 +76,12 @@ const (
 	pingEvery    = 150 * time.Millisecond
 	ackTimeout   = 500 * time.Millisecond
 	greetTimeout = 3 * time.Second
-	dialTimeout  = time.Second
-	redialFirst  = 20 * time.Millisecond
-	redialMost   = 500 * time.Millisecond
-	readTimeout  = 15 * time.Second // without any frame; pings come all the time
+	// answerTimeout is for the answer to a greeting: a process that is stopped gives none, and there are others to ask.
+	answerTimeout = time.Second
+	dialTimeout   = time.Second
+	redialFirst   = 20 * time.Millisecond
+	redialMost    = 500 * time.Millisecond
+	readTimeout   = 15 * time.Second // without any frame; pings come all the time
 )
 
 // New returns the connections of a member. Serve and SetMembers begin to use them.
