@@ -75,7 +75,7 @@ func (m *Member) joining(name string) answer {
 	if err != nil {
 		return failure(err)
 	}
-	return answer{ID: member.ID, Addr: member.Addr, Cluster: m.cluster[:]}
+	return answer{ID: member.ID, Addr: member.Addr, Cluster: m.cluster[:], Members: *m.known.Load()}
 }
 
 func (m *Member) named(name string) (membercore.Member, error) {

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -131,6 +132,7 @@ type node struct {
 // nodes are the members of a cluster.
 type nodes struct {
 	t   *testing.T
+	mu  sync.Mutex // for all, while there are clients
 	all []*node
 }
 
@@ -171,10 +173,13 @@ func (ns *nodes) start(n *node) {
 	ns.t.Helper()
 	n.state = newCounters()
 	n.config.State = n.state
-	var err error
-	if n.member, err = cluster.Start(ns.t.Context(), n.config); err != nil {
+	member, err := cluster.Start(ns.t.Context(), n.config)
+	if err != nil {
 		ns.t.Fatal(err)
 	}
+	ns.mu.Lock()
+	n.member = member
+	ns.mu.Unlock()
 	n.config.Listener = nil
 }
 
@@ -231,15 +236,18 @@ func (c *client) add(ctx context.Context, key string, by int64) (int64, error) {
 }
 
 func (c *client) try(ctx context.Context, command []byte) (int64, error) {
+	c.ns.mu.Lock()
 	n := c.ns.all[c.at%len(c.ns.all)]
+	member := n.member
+	c.ns.mu.Unlock()
 	answer := make(chan result, 1)
-	n.member.Propose([]cluster.Proposal{{Data: command, Local: answer}})
+	member.Propose([]cluster.Proposal{{Data: command, Local: answer}})
 	select {
 	case r := <-answer:
 		return r.value, r.err
 	case <-ctx.Done():
 		return 0, ctx.Err()
-	case <-n.member.Done():
+	case <-member.Done():
 		return 0, cohort.Closed
 	}
 }
@@ -340,6 +348,9 @@ func TestReplaceMember(t *testing.T) {
 		Dir: filepath.Join(t.TempDir(), "d"), Name: "d", Join: addrs, Listener: l, Log: testLog(t, "d"), SnapshotBytes: 200_000,
 	}}
 	ns.start(d)
+	ns.mu.Lock()
+	ns.all = append(ns.all, d)
+	ns.mu.Unlock()
 	for {
 		s, err := cluster.Describe(ctx, addrs, nil)
 		if err != nil {
@@ -360,12 +371,8 @@ func TestReplaceMember(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Error("a member that was removed goes on")
 	}
-	for i, n := range ns.all {
-		if n == leader {
-			_ = n.member.Close(ctx)
-			ns.all[i] = d
-		}
-	}
+	_ = leader.member.Close(ctx)
+	ns.all = slices.DeleteFunc(ns.all, func(n *node) bool { return n == leader })
 	ns.equal("n", total)
 }
 

@@ -23,10 +23,10 @@ import (
 
 // identity is who a member is before it has read its folder.
 type identity struct {
-	fresh   bool // the folder is new
 	id      uint64
 	cluster [16]byte
 	members []membercore.Member // of a cluster that begins
+	others  []membercore.Member // of one that exists
 	addr    string
 }
 
@@ -70,7 +70,7 @@ func begin(c Config) (self identity, err error) {
 			"the folder is new: name all members of the new cluster, or members of the existing one to join")
 	}
 	sum := sha256.Sum256([]byte(describe(c.Members)))
-	self = identity{fresh: true, cluster: [16]byte(sum[:]), addr: addrOf(c)}
+	self = identity{cluster: [16]byte(sum[:]), addr: addrOf(c)}
 	for _, p := range c.Members {
 		named := sha256.Sum256(append(sum[:], p.Name...))
 		m := membercore.Member{ID: binary.LittleEndian.Uint64(named[:])>>1 | 1, Name: p.Name, Addr: p.Addr}
@@ -112,7 +112,7 @@ func join(ctx context.Context, c Config) (identity, error) {
 	if err != nil {
 		return identity{}, fmt.Errorf("join the cluster: %w", err)
 	}
-	self := identity{fresh: true, id: answer.ID, addr: answer.Addr}
+	self := identity{id: answer.ID, addr: answer.Addr, others: answer.Members}
 	if copy(self.cluster[:], answer.Cluster) != len(self.cluster) || self.id == 0 {
 		return identity{}, cohort.New("cluster: join", cohort.Protocol, "the answer of the cluster is malformed")
 	}
@@ -143,6 +143,8 @@ type answer struct {
 	Addr    string  `json:"addr,omitempty"`
 	Cluster []byte  `json:"cluster,omitempty"`
 	Status  *Status `json:"status,omitempty"`
+	// Members are for a new member: it has to answer them before it has their list from the log.
+	Members []membercore.Member `json:"members,omitempty"`
 }
 
 const (

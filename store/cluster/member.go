@@ -33,6 +33,7 @@ type Member struct {
 	links   *memberlink.Links
 	id      uint64
 	cluster [16]byte
+	others  []membercore.Member // at the start
 
 	ctx    context.Context //nolint:containedctx // it ends with Close, or when the member cannot go on
 	stop   context.CancelCauseFunc
@@ -50,14 +51,14 @@ type Member struct {
 
 	status atomic.Pointer[Status]
 	known  atomic.Pointer[[]membercore.Member]
+	gone   atomic.Pointer[[]uint64]
 }
 
 // maxInbox is how many messages of other members may wait for the loop; their connections wait then.
 const maxInbox = 1024
 
 // open reads the folder.
-func open(_ context.Context, c Config, self identity) (m *Member, err error) {
-	const op = "cluster: start"
+func open(ctx context.Context, c Config, self identity) (m *Member, err error) {
 	m = &Member{
 		config: c, inbox: make(chan func(*membercore.Machine), maxInbox), waiting: map[uint64]func(error){}, batches: map[uint64][]any{},
 		wake: time.NewTimer(time.Hour), over: make(chan struct{}), gathered: gathered{wakeup: make(chan struct{}, 1)},
@@ -71,11 +72,33 @@ func open(_ context.Context, c Config, self identity) (m *Member, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = m.openMachine(self, recovery); err != nil {
-		_ = m.log.Close()
-		return nil, cohort.Wrap(op, cohort.Unavailable, err)
+	if err = m.openMachine(self, recovery); err == nil {
+		err = m.findOthers(ctx, &self)
 	}
-	return m, m.listen(self)
+	if err == nil {
+		err = m.listen(self)
+	}
+	if err != nil {
+		_ = m.log.Close()
+		return nil, cohort.Wrap("cluster: start", cohort.Unavailable, err)
+	}
+	return m, nil
+}
+
+// findOthers asks for the members of a cluster of which this one has nothing yet.
+func (m *Member) findOthers(ctx context.Context, self *identity) (err error) {
+	m.others = m.machine.Members()
+	if len(m.others) == 0 && len(self.others) == 0 {
+		*self, err = join(ctx, m.config)
+	}
+	if len(m.others) == 0 {
+		m.others = self.others
+	}
+	if err == nil && self.id != 0 && self.id != m.id {
+		err = cohort.Newf("cluster: start", cohort.Mismatch, "the folder is of member %x, and the cluster has %x as %q: use an empty folder",
+			m.id, self.id, m.config.Name)
+	}
+	return err
 }
 
 func (m *Member) openMachine(self identity, recovery *memberlog.Recovery) (err error) {
@@ -120,8 +143,7 @@ func (m *Member) listen(self identity) (err error) {
 			}
 		}
 		if listener, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr); err != nil {
-			_ = m.log.Close()
-			return cohort.Wrap("cluster: start", cohort.Unavailable, err)
+			return err
 		}
 	}
 	m.ctx, m.stop = context.WithCancelCause(context.Background())
@@ -146,7 +168,7 @@ func random() uint64 {
 
 // begin starts the goroutines.
 func (m *Member) begin() {
-	m.links.SetMembers(m.machine.Members())
+	m.links.SetMembers(m.others)
 	m.loop.Go(m.run)
 	m.tasks.Go(func() { m.disk.run(m.ctx, m) })
 }
@@ -230,13 +252,11 @@ func (m *Member) publish() {
 	}
 	m.status.Store(&out)
 	m.known.Store(&s.Members)
+	m.gone.Store(&s.Gone)
 }
 
-// Knows implements memberlink.Handler: a member that was removed is told so.
-func (m *Member) Knows(id uint64) error {
-	all := *m.known.Load()
-	if len(all) == 0 || slices.ContainsFunc(all, func(o membercore.Member) bool { return o.ID == id }) {
-		return nil
-	}
-	return errUnknownMember
-}
+// Gone implements memberlink.Handler.
+func (m *Member) Gone(id uint64) bool { return slices.Contains(*m.gone.Load(), id) }
+
+// Removed implements memberlink.Handler. A member that was removed is sent nothing any more: another one tells it.
+func (m *Member) Removed() { m.fail(errRemoved) }

@@ -5,15 +5,12 @@ package cluster
 
 import (
 	"encoding/binary"
-	"errors"
 	"strconv"
 	"sync"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 )
-
-var errUnknownMember = errors.New("it is not a member of the cluster, or not any more: add it, with an empty folder")
 
 func formatID(id uint64) string { return strconv.FormatUint(id, 16) }
 

@@ -9,37 +9,45 @@ import (
 	"slices"
 )
 
-// encodeMembers writes the members beside a snapshot.
-func encodeMembers(all map[uint64]Member) []byte {
+// encodeMembers writes the members beside a snapshot, and those that were removed.
+func encodeMembers(all map[uint64]Member, removed []uint64) []byte {
 	b := []byte{envelopeFormat}
 	b = binary.AppendUvarint(b, uint64(len(all)))
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		b = appendMember(b, all[id])
 	}
+	b = binary.AppendUvarint(b, uint64(len(removed)))
+	for _, id := range removed {
+		b = binary.LittleEndian.AppendUint64(b, id)
+	}
 	return b
 }
 
-func decodeMembers(b []byte) (map[uint64]Member, error) {
+func decodeMembers(b []byte) (all map[uint64]Member, removed []uint64, err error) {
 	if len(b) == 0 || b[0] != envelopeFormat {
-		return nil, errEnvelope
+		return nil, nil, errEnvelope
 	}
 	count, n := binary.Uvarint(b[1:])
 	if n <= 0 || count > maxMembers {
-		return nil, errEnvelope
+		return nil, nil, errEnvelope
 	}
 	b = b[1+n:]
-	all := map[uint64]Member{}
+	all = map[uint64]Member{}
 	for range count {
 		member, rest, err := readMember(b)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		all[member.ID], b = member, rest
 	}
-	if len(b) > 0 {
-		return nil, errEnvelope
+	count, n = binary.Uvarint(b)
+	if n <= 0 || count > maxRemoved || uint64(len(b)-n) != 8*count {
+		return nil, nil, errEnvelope
 	}
-	return all, nil
+	for b = b[n:]; len(b) > 0; b = b[8:] {
+		removed = append(removed, binary.LittleEndian.Uint64(b))
+	}
+	return all, removed, nil
 }
 
 func appendMember(b []byte, m Member) []byte {

@@ -21,6 +21,7 @@ type progress = tracker.Progress
 const (
 	maxMembers = 16
 	maxName    = 256 // bytes of a name or an address
+	maxRemoved = 256 // members whose removal is remembered
 )
 
 const (
@@ -58,8 +59,9 @@ type Change struct {
 
 // membership is who the members are, as of what was applied, and the change that the leader waits for.
 type membership struct {
-	all   map[uint64]Member
-	state *raftpb.ConfState
+	all     map[uint64]Member
+	removed []uint64
+	state   *raftpb.ConfState
 
 	under   uint64 // the number of the change under way
 	waiting bool
@@ -79,7 +81,7 @@ func Bootstrap(members []Member) (*raftpb.Snapshot, error) {
 	}
 	slices.Sort(state.Voters)
 	return &raftpb.Snapshot{
-		Data:     encodeMembers(all),
+		Data:     encodeMembers(all, nil),
 		Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(1)), Term: new(uint64(1)), ConfState: state},
 	}, nil
 }
@@ -113,15 +115,15 @@ func checkMember(m Member) error {
 
 // restore takes the members from a snapshot. A member that joins has none yet.
 func (s *membership) restore(snap *raftpb.Snapshot) error {
-	s.all, s.state = map[uint64]Member{}, snap.GetMetadata().GetConfState()
+	s.all, s.removed, s.state = map[uint64]Member{}, nil, snap.GetMetadata().GetConfState()
 	if snap.GetMetadata().GetIndex() == 0 {
 		return nil
 	}
-	all, err := decodeMembers(snap.GetData())
+	all, removed, err := decodeMembers(snap.GetData())
 	if err != nil {
 		return fmt.Errorf("the members in the snapshot: %w", err)
 	}
-	s.all = all
+	s.all, s.removed = all, removed
 	return nil
 }
 
@@ -277,6 +279,8 @@ func (s *membership) apply(payload []byte) error {
 		}
 	case Remove:
 		delete(s.all, member.ID)
+		s.removed = append(s.removed, member.ID)
+		s.removed = s.removed[max(0, len(s.removed)-maxRemoved):]
 	default:
 		return errEnvelope
 	}

@@ -62,7 +62,7 @@ func (m *Machine) capture() {
 	}
 	s.under, s.wanted, s.bytes = true, false, 0
 	m.out.Capture = &raftpb.Snapshot{
-		Data:     encodeMembers(m.members.all),
+		Data:     encodeMembers(m.members.all, m.members.removed),
 		Metadata: &raftpb.SnapshotMetadata{Index: new(m.applied), Term: new(m.appliedTerm), ConfState: m.members.state},
 	}
 }

@@ -20,6 +20,7 @@ type Status struct {
 	Snapshot  uint64            // the index of the newest snapshot
 	Matched   map[uint64]uint64 // at the leader, up to which entry each member has everything
 	Members   []Member
+	Gone      []uint64 // members that were removed
 }
 
 // Status describes the member.
@@ -27,7 +28,7 @@ func (m *Machine) Status() Status {
 	s := m.node.BasicStatus()
 	out := Status{
 		ID: m.config.ID, Leader: s.Lead, Term: s.GetTerm(), Leading: m.isLeader(), Removed: m.removed(),
-		Applied: m.applied, Committed: s.GetCommit(), Snapshot: m.snapshotState.newest, Members: m.Members(),
+		Applied: m.applied, Committed: s.GetCommit(), Snapshot: m.snapshotState.newest, Members: m.Members(), Gone: m.members.removed,
 	}
 	if out.Leading {
 		out.Matched = map[uint64]uint64{}

@@ -96,6 +96,9 @@ func (l *Links) receive(c net.Conn, from uint64) error {
 		if err != nil {
 			return err
 		}
+		if l.config.Handler.Gone(from) {
+			return errRemoved // it learns that when it connects again
+		}
 		switch typ {
 		case framePing:
 		case frameMessage:

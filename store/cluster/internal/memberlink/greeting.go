@@ -46,10 +46,14 @@ type reply struct {
 	Format  int    `json:"format"`
 	Level   int    `json:"level,omitempty"`
 	Refused string `json:"refused,omitempty"` // why the connection ends here
+	Removed bool   `json:"removed,omitempty"` // because the one that made it was removed from the cluster
 }
 
-// ErrRefused is in the chain of the error of a connection that the other member has refused.
-var ErrRefused = errors.New("the member refuses the connection")
+// errRefused and errRemoved are in the chain of the error of a connection that the other member has refused.
+var (
+	errRefused = errors.New("the member refuses the connection")
+	errRemoved = errors.New("this member was removed from the cluster")
+)
 
 // Dial connects and greets.
 func Dial(ctx context.Context, addr string, config *tls.Config, h hello) (net.Conn, error) {
@@ -92,8 +96,11 @@ func greet(ctx context.Context, c net.Conn, h hello) error {
 	if err != nil {
 		return err
 	}
+	if r.Removed {
+		return errRemoved
+	}
 	if r.Refused != "" {
-		return fmt.Errorf("%w: %s", ErrRefused, r.Refused)
+		return fmt.Errorf("%w: %s", errRefused, r.Refused)
 	}
 	return c.SetDeadline(time.Time{})
 }
@@ -106,7 +113,7 @@ func (l *Links) welcome(c net.Conn) (h hello, err error) {
 	}
 	r := reply{Format: format, Level: l.config.Level}
 	if refused := l.judge(h); refused != nil {
-		r.Refused = refused.Error()
+		r.Refused, r.Removed = refused.Error(), errors.Is(refused, errRemoved)
 	}
 	if err = writeGreeting(c, r); err == nil && r.Refused != "" {
 		err = errors.New(r.Refused)
@@ -131,8 +138,8 @@ func (l *Links) judge(h hello) error {
 	case h.To != l.config.Self:
 		return fmt.Errorf("it is for member %x, and this is %x", h.To, l.config.Self)
 	}
-	if err := l.config.Handler.Knows(h.From); err != nil {
-		return err
+	if l.config.Handler.Gone(h.From) {
+		return errRemoved
 	}
 	l.config.Handler.Level(h.From, h.Level)
 	return nil

@@ -37,8 +37,10 @@ type Handler interface {
 	Snapshot(ctx context.Context, m *raftpb.Message, r io.Reader) error
 	// Request answers a request that a person or a new member has made.
 	Request(ctx context.Context, request []byte) (answer []byte)
-	// Knows reports whether a member is one of the cluster, as far as this one knows, or why not.
-	Knows(id uint64) error
+	// Gone reports whether a member was removed from the cluster.
+	Gone(id uint64) bool
+	// Removed says that another member knows that this one was removed.
+	Removed()
 	// Level learns which level of features a member has.
 	Level(id uint64, level int)
 }

@@ -5,6 +5,7 @@ package memberlink
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"sync"
@@ -79,6 +80,9 @@ func (p *peer) run() {
 			if p.ctx.Err() == nil {
 				p.links.config.Handler.Broken(p.ctx, p.id)
 			}
+		}
+		if errors.Is(err, errRemoved) {
+			p.links.config.Handler.Removed()
 		}
 		if text := err.Error(); text != said && p.ctx.Err() == nil {
 			said = text
