@@ -25,12 +25,20 @@ import (
 type StateMachine interface {
 	// Apply carries out commands, the same ones in the same order on all members.
 	Apply(entries []Entry)
-	// Aborted returns the Local of proposals that were not carried out, or of which this member cannot know that: the lead was lost.
-	Aborted(locals []any, reason error)
+	// Aborted says why proposals were not carried out, or that this member cannot know it: the lead was lost. It calls which once,
+	// which returns their Local, in the order in which they were proposed, and takes all others that wait to be proposed: a later
+	// one is not carried out when an earlier one was not.
+	Aborted(which func() []any, reason error)
 	// Capture returns the state as it is now. It is written while further commands are applied, and then closed.
 	Capture() (Image, error)
 	// Restore replaces the state by one that an Image has written, on this member or another.
 	Restore(index uint64, r io.Reader) error
+}
+
+// A StateMachine may also be told who leads.
+type leadWatcher interface {
+	// Leads is called when this member begins to lead and when it does not lead any more, by the goroutine of the others.
+	Leads(self bool)
 }
 
 // Image is the state of a StateMachine at one moment.

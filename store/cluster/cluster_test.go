@@ -75,8 +75,8 @@ func (c *counters) Apply(entries []cluster.Entry) {
 	}
 }
 
-func (c *counters) Aborted(locals []any, reason error) {
-	for _, l := range locals {
+func (c *counters) Aborted(which func() []any, reason error) {
+	for _, l := range which() {
 		l.(chan result) <- result{err: reason}
 	}
 }

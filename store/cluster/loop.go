@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
@@ -86,8 +88,8 @@ func (m *Member) post(ctx context.Context, event func(*membercore.Machine)) erro
 // propose passes on what has gathered.
 func (m *Member) propose() {
 	refused, reads := m.gathered.others()
-	if len(refused) > 0 {
-		m.config.State.Aborted(locals(refused), ErrBusy)
+	if refused {
+		m.abort(nil, ErrBusy)
 	}
 	for _, done := range reads {
 		m.number++
@@ -167,11 +169,16 @@ func (m *Member) landed(number uint64) (locals []any, ok bool) {
 }
 
 func (m *Member) refused(r membercore.Refusal) {
-	if locals, ok := m.landed(r.Number); ok {
-		m.config.State.Aborted(locals, reasonOf(r))
+	if batch, ok := m.landed(r.Number); ok {
+		m.abort(batch, reasonOf(r))
 		return
 	}
 	m.done(r.Number, reasonOf(r))
+}
+
+// abort gives back proposals, and all that wait behind them.
+func (m *Member) abort(batch []any, reason error) {
+	m.config.State.Aborted(func() []any { return append(batch, locals(m.gathered.drain())...) }, reason)
 }
 
 // done ends a read or a change.
@@ -184,14 +191,13 @@ func (m *Member) done(number uint64, err error) {
 
 // refuseAll tells all that waits that the member has ended.
 func (m *Member) refuseAll(reason error) {
-	for number, under := range m.batches {
-		delete(m.batches, number)
-		m.config.State.Aborted(under, reason)
+	var under []any
+	for _, number := range slices.Sorted(maps.Keys(m.batches)) {
+		under = append(under, m.batches[number]...)
 	}
-	proposals, reads := m.gathered.all()
-	if len(proposals) > 0 {
-		m.config.State.Aborted(locals(proposals), reason)
-	}
+	clear(m.batches)
+	m.abort(under, reason)
+	_, reads := m.gathered.others()
 	for _, done := range reads {
 		done(reason)
 	}
@@ -207,6 +213,10 @@ func (m *Member) notice(e membercore.Effects) {
 	}
 	m.publish()
 	s := m.status.Load()
+	if watcher, ok := m.config.State.(leadWatcher); ok && s.Leading != m.leading {
+		watcher.Leads(s.Leading)
+	}
+	m.leading = s.Leading
 	if e.Led {
 		m.config.Log.Info("leader", slog.String("leader", s.Leader), slog.Uint64("term", s.Term), slog.Bool("leading", s.Leading))
 	}

@@ -47,6 +47,7 @@ type Member struct {
 	waiting  map[uint64]func(error) // of the loop: reads and changes, by number
 	batches  map[uint64][]any       // of the loop: Local of the proposals under way, by number
 	number   uint64                 // of the loop
+	leading  bool                   // of the loop: what the state machine knows
 	wake     *time.Timer
 
 	status atomic.Pointer[Status]
@@ -103,6 +104,9 @@ func (m *Member) findOthers(ctx context.Context, self *identity) (err error) {
 
 func (m *Member) openMachine(self identity, recovery *memberlog.Recovery) (err error) {
 	m.id, m.cluster = idOf(m.log.Identity()), m.log.Cluster()
+	if r, ok := m.config.State.(*replica); ok {
+		r.joined(m)
+	}
 	state := recovery.State()
 	if state.Snapshot == nil && len(self.members) > 0 {
 		if state, err = m.bootstrap(self.members); err != nil {

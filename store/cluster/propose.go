@@ -91,13 +91,12 @@ func (g *gathered) batch() (batch []Proposal) {
 	return batch
 }
 
-// others returns what was refused, and the reads.
-func (g *gathered) others() (refused []Proposal, reads []func(error)) {
+// others reports whether something was refused, and returns the reads.
+func (g *gathered) others() (refused bool, reads []func(error)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	refused, reads = g.refused, g.reads
-	g.refused, g.reads = nil, nil
-	return refused, reads
+	reads, g.reads = g.reads, nil
+	return len(g.refused) > 0, reads
 }
 
 // landed says that a batch is not under way any more.
@@ -108,13 +107,13 @@ func (g *gathered) landed() {
 	g.notify()
 }
 
-// all returns everything that has gathered, for a member that has ended.
-func (g *gathered) all() (proposals []Proposal, reads []func(error)) {
+// drain returns the proposals that have gathered.
+func (g *gathered) drain() []Proposal {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	proposals, reads = append(g.refused, g.proposals...), g.reads
-	g.refused, g.proposals, g.bytes, g.reads = nil, nil, 0, nil
-	return proposals, reads
+	all := append(g.refused, g.proposals...)
+	g.refused, g.proposals, g.bytes = nil, nil, 0
+	return all
 }
 
 // encodeBatch writes commands as one payload: for each its length and its bytes.

@@ -82,6 +82,10 @@ func Serve(l net.Listener, opts ...ServerOption) (*Server, error) {
 		}
 		s.journal = serves.Journal
 	}
+	if config.journal != nil {
+		serves.Machine.Barrier = true
+		serves.Journal, serves.Restored = config.journal(&serves.Machine)
+	}
 	serving, err := storeserve.Start(l, serves)
 	if err != nil {
 		return nil, cohort.Wrap("tcpstore: serve", cohort.Unavailable, err)

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"time"
 
+	"github.com/cohort-dist/cohort/internal/store/storecore"
 	"github.com/cohort-dist/cohort/internal/store/storejournal"
 	"github.com/cohort-dist/cohort/internal/store/storeserve"
 )
@@ -27,6 +28,12 @@ import (
 // failed is then there, is not known.
 func WithDataDir(dir string) ServerOption {
 	return serverOption(func(c *serverConfig) { c.dataDir = dir })
+}
+
+// WithJournal has what changes the store go through a journal, and the store begin with a machine. It is for package store/cluster, which
+// replicates a store over several machines; the types are not for others.
+func WithJournal(open func(*storecore.Config) (storeserve.Journal, *storecore.Machine)) ServerOption {
+	return serverOption(func(c *serverConfig) { c.journal = open })
 }
 
 // DataStats describes the folder of a store, see [WithDataDir].

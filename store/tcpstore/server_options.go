@@ -79,6 +79,7 @@ type serverConfig struct {
 	portable bool
 	forget   bool
 	dataDir  string
+	journal  func(*storecore.Config) (storeserve.Journal, *storecore.Machine)
 	segment  int64 // bytes of the files of its log; 0: as usual. Tests make it small.
 	snapshot int64 // bytes of the log after which it makes a snapshot; as above
 

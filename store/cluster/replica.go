@@ -1,0 +1,323 @@
+// Copyright The cohort Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storecore"
+	"github.com/cohort-dist/cohort/internal/store/storejournal"
+	"github.com/cohort-dist/cohort/internal/store/storeserve"
+)
+
+// replica is this member's copy of a store: the state machine of the member, and the journal of the server.
+//
+// Before there is a server, and after a snapshot of the leader has replaced the copy, the machine stands alone: commands are applied to it
+// at once. From the moment a server takes it until that server ends, only the server touches it.
+type replica struct {
+	member *Member
+	// replaced says that the server has to be started anew.
+	replaced chan struct{}
+	number   uint64 // of this process among those that have ever served the store
+
+	mu      sync.Mutex
+	changed sync.Cond          // on mu: current or its sink
+	machine *storecore.Machine // the one that stands alone or is served
+	current *journal           // of the server that has it, or is about to
+}
+
+func newReplica() *replica {
+	r := &replica{replaced: make(chan struct{}, 1)}
+	r.changed.L = &r.mu
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it does not fail
+	r.number = binary.LittleEndian.Uint64(b[:])
+	r.machine = r.empty()
+	return r
+}
+
+func (r *replica) empty() *storecore.Machine {
+	return storecore.New(storecore.Config{Logged: true, Barrier: true, Server: r.number})
+}
+
+// joined says who the member is.
+func (r *replica) joined(m *Member) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.member = m
+	r.machine.Rebase(m.cluster)
+}
+
+// open gives the machine to a server that is starting. Nothing is applied until the server has called Begin.
+func (r *replica) open(config *storecore.Config) (storeserve.Journal, *storecore.Machine) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	config.Server = r.number
+	r.current = &journal{replica: r}
+	return r.current, r.machine
+}
+
+// handed waits until a server that is starting has begun, and returns its sink; nil: the machine stands alone. It is called with mu held.
+func (r *replica) handed() storeserve.Sink {
+	for r.current != nil && r.current.sink == nil {
+		r.changed.Wait()
+	}
+	if r.current == nil {
+		return nil
+	}
+	return r.current.sink
+}
+
+// with runs alone on the machine that stands alone, or served with the sink of the server that has it.
+func (r *replica) with(alone func(*storecore.Machine), served func(storeserve.Sink)) {
+	r.mu.Lock()
+	if sink := r.handed(); sink != nil {
+		r.mu.Unlock()
+		served(sink)
+		return
+	}
+	defer r.mu.Unlock()
+	alone(r.machine)
+}
+
+// proposed is a command of a server.
+type proposed struct {
+	by      *journal
+	command *storecore.Command
+}
+
+// commandOf returns the command of a proposal, nil if its server does not have the machine any more.
+func (r *replica) commandOf(local any) *storecore.Command {
+	if p, ok := local.(proposed); ok && p.by.serves() {
+		return p.command
+	}
+	return nil
+}
+
+// Apply implements StateMachine.
+func (r *replica) Apply(entries []Entry) {
+	all := make([]storecore.Entry, len(entries))
+	for i, e := range entries {
+		all[i] = storecore.Entry{Index: e.Index, Data: e.Data, Local: r.commandOf(e.Local)}
+	}
+	r.with(func(m *storecore.Machine) {
+		for _, e := range all {
+			if err := m.Replay(e); err != nil {
+				r.member.fail(err)
+				return
+			}
+		}
+	}, func(sink storeserve.Sink) {
+		if !sink.Do(func(c *storeserve.Core) { c.Machine.Commit(all) }) {
+			r.member.fail(cohort.New("cluster: apply", cohort.Closed, "the server of the store was closed"))
+		}
+	})
+}
+
+// Aborted implements StateMachine.
+func (r *replica) Aborted(which func() []any, reason error) {
+	commands := func() (all []*storecore.Command) { // those of a server that has ended are of no use to another
+		for _, local := range which() {
+			if k := r.commandOf(local); k != nil {
+				all = append(all, k)
+			}
+		}
+		return all
+	}
+	r.with(func(*storecore.Machine) { commands() }, func(sink storeserve.Sink) { sink.Aborted(commands, r.member.leaderHint(reason)) })
+}
+
+// Leads implements leadWatcher. What connections of other servers hold ends when this one begins to lead; a new cluster draws the
+// identity of its store.
+func (r *replica) Leads(self bool) {
+	if self {
+		r.with(func(*storecore.Machine) {}, func(sink storeserve.Sink) { sink.Do(beginLeading) })
+	}
+}
+
+func beginLeading(c *storeserve.Core) {
+	if index, _, _ := c.Machine.Applied(); index <= 1 {
+		c.Machine.ProposeClear(func(int, error) {})
+		return
+	}
+	c.Machine.ProposeRestart()
+}
+
+// Restore implements StateMachine: the machine is replaced, and the server started anew.
+func (r *replica) Restore(index uint64, in io.Reader) error {
+	m := r.empty()
+	if err := m.Restore(index, in); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.member != nil {
+		m.Rebase(r.member.cluster)
+	}
+	served := r.handed() != nil
+	if r.machine, r.current = m, nil; served {
+		select {
+		case r.replaced <- struct{}{}:
+		default: // it is about to be started anew
+		}
+	}
+	return nil
+}
+
+// captureSteps bounds how often a snapshot waits for the server to apply what is committed.
+const captureSteps, captureStep = 10_000, time.Millisecond
+
+// Capture implements StateMachine. A served machine applies in steps: the image begins when all are done, so that it ends with an entry of
+// the cluster's log and not between two commands of it.
+func (r *replica) Capture() (img Image, err error) {
+	err = errors.New("the server does not apply what is committed")
+	for range captureSteps {
+		again := false
+		r.with(func(m *storecore.Machine) { img, err = captureAlone(m) }, func(sink storeserve.Sink) {
+			img, again, err = captureServed(sink)
+		})
+		if !again {
+			break
+		}
+		pause(r.member.ctx, captureStep)
+	}
+	return img, err
+}
+
+// captureAlone makes the whole image at once.
+func captureAlone(m *storecore.Machine) (Image, error) {
+	image := m.BeginImage()
+	if image == nil {
+		return nil, errBeingMade
+	}
+	defer image.End()
+	var b bytes.Buffer
+	err := storejournal.Save(&b, func() ([]byte, bool, error) {
+		part, more := image.Next()
+		return part, more, nil
+	})
+	return wholeImage{bytes.NewReader(b.Bytes())}, err
+}
+
+var errBeingMade = cohort.New("cluster: snapshot", cohort.Unavailable, "another snapshot is being made")
+
+type wholeImage struct{ *bytes.Reader }
+
+func (wholeImage) Close() error { return nil }
+
+func captureServed(sink storeserve.Sink) (img Image, again bool, err error) {
+	ran := sink.Do(func(c *storeserve.Core) {
+		_, waiting, broken := c.Machine.Applied()
+		switch {
+		case broken != nil:
+			err = broken
+		case waiting > 0:
+			again = true
+		default:
+			if image := c.Machine.BeginImage(); image != nil {
+				img = &servedImage{sink, image}
+			} else {
+				err = errBeingMade
+			}
+		}
+	})
+	if !ran {
+		return nil, true, nil // the server has ended; the machine stands alone soon
+	}
+	return img, again, err
+}
+
+// servedImage is made a part in each step of the server.
+type servedImage struct {
+	sink  storeserve.Sink
+	image *storecore.Image
+}
+
+// WriteTo implements io.WriterTo.
+func (i *servedImage) WriteTo(w io.Writer) (n int64, err error) {
+	count := &counting{w: w}
+	err = storejournal.Save(count, func() (part []byte, more bool, err error) {
+		if !i.sink.Do(func(*storeserve.Core) { part, more = i.image.Next() }) {
+			err = cohort.New("cluster: snapshot", cohort.Closed, "the server was closed meanwhile")
+		}
+		return part, more, err
+	})
+	return count.n, err
+}
+
+// Close gives up what is left.
+func (i *servedImage) Close() error {
+	i.sink.Do(func(*storeserve.Core) { i.image.End() })
+	return nil
+}
+
+type counting struct {
+	w io.Writer
+	n int64
+}
+
+func (c *counting) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.n += int64(n)
+	return n, err
+}
+
+// journal is the replica as one server sees it.
+type journal struct {
+	replica *replica
+	sink    storeserve.Sink // guarded by the replica's mu
+}
+
+// Begin implements storeserve.Journal.
+func (j *journal) Begin(sink storeserve.Sink) {
+	j.replica.mu.Lock()
+	defer j.replica.mu.Unlock()
+	j.sink = sink
+	j.replica.changed.Broadcast()
+}
+
+// Propose implements storeserve.Journal.
+func (j *journal) Propose(commands []*storecore.Command) {
+	all := make([]Proposal, len(commands))
+	for i, k := range commands {
+		all[i] = Proposal{Data: k.Data, Local: proposed{j, k}}
+	}
+	j.replica.member.Propose(all)
+}
+
+// Read implements storeserve.Journal.
+func (j *journal) Read(round uint64) {
+	j.replica.member.Read(func(err error) {
+		if err != nil {
+			err = j.replica.member.leaderHint(err)
+		}
+		if j.serves() {
+			j.sink.Confirm(round, err)
+		}
+	})
+}
+
+// serves reports whether the server of this journal still has the machine.
+func (j *journal) serves() bool {
+	j.replica.mu.Lock()
+	defer j.replica.mu.Unlock()
+	return j.replica.current == j
+}
+
+// End implements storeserve.Journal: the machine stands alone again, unless it was replaced already.
+func (j *journal) End() {
+	j.replica.mu.Lock()
+	defer j.replica.mu.Unlock()
+	if j.replica.current == j {
+		j.replica.current = nil
+		j.replica.changed.Broadcast()
+	}
+}
