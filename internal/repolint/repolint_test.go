@@ -47,12 +47,13 @@ internal/diagnose/*
 internal/launch/launchcore
 elastic internal/launch/* launch
 observe/otel
+store/cluster/internal/* store/cluster
 cmd/cohort/internal/* cmd/cohort
 `
 
 // pure lists the packages that do no I/O and start no goroutine: see pureForbids.
 const pure = `
-cmd/cohort/internal/jobfile internal/autograd/backwardcore internal/diagnose/hangwatch internal/diagnose/postmortem
+cmd/cohort/internal/jobfile store/cluster/internal/membercore internal/autograd/backwardcore internal/diagnose/hangwatch internal/diagnose/postmortem
 internal/diagnose/torchdump internal/diagnose/verdict internal/group/collective internal/group/gloo/gloomatch
 internal/group/gloo/gloowire internal/group/gloo/torchcaps internal/group/native/nativewire internal/group/opsched
 internal/group/subgroup internal/launch/launchcore internal/python/pickle internal/rpc/nop
@@ -68,7 +69,7 @@ var pureForbids = []string{"net", "os", "os/exec", "time", "syscall", "golang.or
 var pureMayUse = map[string][]string{
 	"internal/group/collective": {"time"}, "internal/store/storecore": {"time"},
 	"internal/rpc/rrefcore": {"time"}, "internal/rpc/worldcore": {"time"}, "internal/autograd/backwardcore": {"time"},
-	"internal/security/jobcert": {"time"}, "internal/security/jobtoken": {"time"},
+	"internal/security/jobcert": {"time"}, "internal/security/jobtoken": {"time"}, "store/cluster/internal/membercore": {"time"},
 	"internal/launch/launchcore": {"time"}, "internal/diagnose/verdict": {"time"}, "internal/diagnose/hangwatch": {"time"},
 }
 
@@ -119,7 +120,7 @@ type source struct {
 }
 
 // nested are the modules of the workspace beside the root.
-var nested = []string{"bench", "cmd/cohort", "observe/otel"}
+var nested = []string{"bench", "cmd/cohort", "observe/otel", "store/cluster"}
 
 func sources(t *testing.T) []source {
 	t.Helper()
@@ -174,7 +175,8 @@ func publicPackages(t *testing.T) []string {
 	var pkgs []string
 	for _, s := range sources(t) {
 		top, _, _ := strings.Cut(s.pkg, "/")
-		if !s.test && !slices.Contains([]string{"internal", "interop", "examples", "bench", "cmd"}, top) {
+		if !s.test && !slices.Contains([]string{"internal", "interop", "examples", "bench", "cmd"}, top) &&
+			!strings.Contains(s.pkg, "/internal/") {
 			pkgs = append(pkgs, s.pkg)
 		}
 	}

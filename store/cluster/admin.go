@@ -171,7 +171,7 @@ const askPause = 100 * time.Millisecond
 // ask asks the members in turn until one answers, and the leader if a member says that it has to be that one. It goes on as long as no
 // member leads, and at least once through all of them.
 func ask(ctx context.Context, addrs []string, config *tls.Config, r request, into *answer) (err error) {
-	err = cohort.New("cluster", cohort.InvalidArgument, "there is no address of a member to ask")
+	err = cohort.New("cluster", cohort.InvalidArgument, "name the address of a member to ask")
 	for next := addrs; len(next) > 0; {
 		addr := next[0]
 		next = next[1:]

@@ -114,11 +114,13 @@ var (
 	// ErrNotLeader: another member leads, or none does at the moment. Nothing was done.
 	ErrNotLeader = cohort.New("cluster", cohort.Unavailable, "this member does not lead the cluster")
 	// ErrDeposed: this member has lost the lead. A proposal may have been carried out, or may still be.
-	ErrDeposed = cohort.New("cluster", cohort.Unavailable, "this member has lost the lead of the cluster; whether the change is made is not known")
+	ErrDeposed = cohort.New("cluster", cohort.Unavailable,
+		"this member has lost the lead of the cluster; whether the change is made is not known")
 	// ErrBusy: too much waits, or the lead is being handed over. Nothing was done.
 	ErrBusy = cohort.New("cluster", cohort.Exhausted, "too many changes wait, or the lead is being handed over; try again")
 	// ErrDiskFull: nothing can be written here. Nothing was done.
-	ErrDiskFull = cohort.New("cluster", cohort.Exhausted, "the disk of the leader's data folder has no room; make room, and writes work again")
+	ErrDiskFull = cohort.New("cluster", cohort.Exhausted,
+		"the disk of the leader's data folder has no room; make room, and writes work again")
 )
 
 // Status is what a member knows.

@@ -8,12 +8,12 @@ import (
 	"context"
 	"encoding/gob"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -166,7 +166,7 @@ func testLog(t *testing.T, name string) *slog.Logger {
 	if !testing.Verbose() {
 		return nil
 	}
-	return slog.New(slog.NewTextHandler(t.Output(), nil)).With("at", name)
+	return slog.New(slog.NewTextHandler(t.Output(), nil)).With(slog.String("at", name))
 }
 
 func (ns *nodes) start(n *node) {
@@ -201,7 +201,7 @@ func (ns *nodes) leader() *node {
 			}
 		}
 	}
-	ns.t.Fatal("there is no leader")
+	ns.t.Fatal("no member leads")
 	return nil
 }
 
@@ -260,7 +260,7 @@ func (ns *nodes) load(clients int) (stop func() (total int64, longest time.Durat
 	var ended atomic.Bool
 	all := make([]*client, clients)
 	for i := range all {
-		all[i] = &client{ns: ns, session: fmt.Sprint(i)}
+		all[i] = &client{ns: ns, session: strconv.Itoa(i)}
 		wait.Go(func() {
 			for !ended.Load() {
 				if _, err := all[i].add(ctx, "n", 1); err != nil {
@@ -352,9 +352,9 @@ func TestReplaceMember(t *testing.T) {
 	ns.all = append(ns.all, d)
 	ns.mu.Unlock()
 	for {
-		s, err := cluster.Describe(ctx, addrs, nil)
-		if err != nil {
-			t.Fatal(err)
+		s, failed := cluster.Describe(ctx, addrs, nil)
+		if failed != nil {
+			t.Fatal(failed)
 		}
 		if len(s.Members) == 4 && !anyLearner(s) {
 			break

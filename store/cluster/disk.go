@@ -15,11 +15,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storelog"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlog"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 // disk writes what the machine wants, beside the loop. While one batch is being synced the next one gathers.

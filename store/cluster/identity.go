@@ -107,13 +107,13 @@ func describe(members []Peer) string {
 
 // join asks a cluster who this member is in it.
 func join(ctx context.Context, c Config) (identity, error) {
-	var answer answer
-	err := ask(ctx, c.Join, c.TLS, request{Op: opJoin, Name: c.Name}, &answer)
+	var a answer
+	err := ask(ctx, c.Join, c.TLS, request{Op: opJoin, Name: c.Name}, &a)
 	if err != nil {
 		return identity{}, fmt.Errorf("join the cluster: %w", err)
 	}
-	self := identity{id: answer.ID, addr: answer.Addr, others: answer.Members}
-	if copy(self.cluster[:], answer.Cluster) != len(self.cluster) || self.id == 0 {
+	self := identity{id: a.ID, addr: a.Addr, others: a.Members}
+	if copy(self.cluster[:], a.Cluster) != len(self.cluster) || self.id == 0 {
 		return identity{}, cohort.New("cluster: join", cohort.Protocol, "the answer of the cluster is malformed")
 	}
 	return self, nil

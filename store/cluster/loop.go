@@ -11,9 +11,10 @@ import (
 	"slices"
 	"time"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlog"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 // turnEvents is how many events one turn of the loop takes before their effects are carried out.

@@ -15,13 +15,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storelog"
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlink"
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlog"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 // Member is one of the machines that keep the state. Its methods may be called by any goroutine, except by its StateMachine's.
@@ -61,7 +62,8 @@ const maxInbox = 1024
 // open reads the folder.
 func open(ctx context.Context, c Config, self identity) (m *Member, err error) {
 	m = &Member{
-		config: c, inbox: make(chan func(*membercore.Machine), maxInbox), waiting: map[uint64]func(error){}, batches: map[uint64][]any{},
+		config: c, inbox: make(chan func(*membercore.Machine), maxInbox),
+		waiting: map[uint64]func(error){}, batches: map[uint64][]any{},
 		wake: time.NewTimer(time.Hour), over: make(chan struct{}), gathered: gathered{wakeup: make(chan struct{}, 1)},
 	}
 	recovery := &memberlog.Recovery{Restore: func(snap *raftpb.Snapshot, r io.Reader) error {
@@ -96,8 +98,8 @@ func (m *Member) findOthers(ctx context.Context, self *identity) (err error) {
 		m.others = self.others
 	}
 	if err == nil && self.id != 0 && self.id != m.id {
-		err = cohort.Newf("cluster: start", cohort.Mismatch, "the folder is of member %x, and the cluster has %x as %q: use an empty folder",
-			m.id, self.id, m.config.Name)
+		err = cohort.Newf("cluster: start", cohort.Mismatch,
+			"the folder is of member %x, and the cluster has %x as %q: use an empty folder", m.id, self.id, m.config.Name)
 	}
 	return err
 }

@@ -9,10 +9,11 @@ import (
 	"io"
 	"log/slog"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlog"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 var errRemoved = cohort.New("cluster", cohort.Closed,

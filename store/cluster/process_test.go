@@ -60,8 +60,10 @@ func serveProcess(doc string) error {
 	if err := json.Unmarshal([]byte(doc), &c); err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("at", c.Name)
-	m, err := cluster.Start(context.Background(), cluster.Config{Dir: c.Dir, Name: c.Name, Members: c.Members, State: newCounters(), Log: log})
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With(slog.String("at", c.Name))
+	m, err := cluster.Start(context.Background(), cluster.Config{
+		Dir: c.Dir, Name: c.Name, Members: c.Members, State: newCounters(), Log: log,
+	})
 	if err != nil {
 		return err
 	}
@@ -242,7 +244,7 @@ func (a *adder) add(end time.Time) error {
 		a.at++
 		time.Sleep(2 * time.Millisecond)
 	}
-	return errors.New("there is no answer")
+	return errors.New("no member answers")
 }
 
 func (a *adder) try(command []byte) (err error) {
@@ -358,5 +360,5 @@ func (a *adder) value(end time.Time) (int64, error) {
 			a.conn = nil
 		}
 	}
-	return 0, errors.New("there is no answer")
+	return 0, errors.New("no member answers")
 }

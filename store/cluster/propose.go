@@ -5,6 +5,7 @@ package cluster
 
 import (
 	"encoding/binary"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -111,7 +112,7 @@ func (g *gathered) landed() {
 func (g *gathered) drain() []Proposal {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := append(g.refused, g.proposals...)
+	all := slices.Concat(g.refused, g.proposals)
 	g.refused, g.proposals, g.bytes = nil, nil, 0
 	return all
 }
@@ -133,7 +134,7 @@ func encodeBatch(batch []Proposal) []byte {
 func decodeBatch(entries []Entry, index uint64, payload []byte, locals []any) ([]Entry, error) {
 	for i := 0; len(payload) > 0; i++ {
 		size, n := binary.Uvarint(payload)
-		if n <= 0 || uint64(len(payload)-n) < size {
+		if n <= 0 || uint64(len(payload)-n) < size { //nolint:gosec // not negative
 			return nil, cohort.Newf("cluster: apply", cohort.Protocol, "entry %d cannot be read: was it written by a newer version?", index)
 		}
 		e := Entry{Index: index, Data: payload[n : n+int(size) : n+int(size)]} //nolint:gosec // checked

@@ -69,7 +69,7 @@ func (s *stores) leader() int {
 			}
 		}
 	}
-	s.t.Fatal("there is no leader")
+	s.t.Fatal("no member leads")
 	return 0
 }
 

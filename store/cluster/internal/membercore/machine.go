@@ -103,10 +103,10 @@ func (m *Machine) raftConfig() *raft.Config {
 
 // load fills raft's view of the log.
 func load(s State) (*raft.MemoryStorage, error) {
-	log := raft.NewMemoryStorage()
+	view := raft.NewMemoryStorage()
 	hard := s.Hard
 	if at := s.Snapshot.GetMetadata(); at.GetIndex() > 0 {
-		if err := log.ApplySnapshot(s.Snapshot); err != nil {
+		if err := view.ApplySnapshot(s.Snapshot); err != nil {
 			return nil, err
 		}
 		hard = covering(hard, at)
@@ -114,10 +114,10 @@ func load(s State) (*raft.MemoryStorage, error) {
 	if err := checkEntries(s); err != nil {
 		return nil, err
 	}
-	if err := log.Append(s.Entries); err != nil {
+	if err := view.Append(s.Entries); err != nil {
 		return nil, err
 	}
-	return log, log.SetHardState(hard)
+	return view, view.SetHardState(hard)
 }
 
 // covering returns the hard state of a member whose disk has a snapshot, but perhaps not yet what was written with it.

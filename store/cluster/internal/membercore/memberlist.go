@@ -41,7 +41,7 @@ func decodeMembers(b []byte) (all map[uint64]Member, removed []uint64, err error
 		all[member.ID], b = member, rest
 	}
 	count, n = binary.Uvarint(b)
-	if n <= 0 || count > maxRemoved || uint64(len(b)-n) != 8*count {
+	if n <= 0 || count > maxRemoved || uint64(len(b)-n) != 8*count { //nolint:gosec // not negative
 		return nil, nil, errEnvelope
 	}
 	for b = b[n:]; len(b) > 0; b = b[8:] {
@@ -72,10 +72,10 @@ func readMember(b []byte) (m Member, rest []byte, err error) {
 	b = b[9:]
 	for _, text := range []*string{&m.Name, &m.Addr} {
 		length, n := binary.Uvarint(b)
-		if n <= 0 || length > maxName || uint64(len(b)-n) < length {
+		if n <= 0 || length > maxName || uint64(len(b)-n) < length { //nolint:gosec // not negative
 			return m, nil, errEnvelope
 		}
-		*text, b = string(b[n:n+int(length)]), b[n+int(length):] //nolint:gosec // checked
+		*text, b = string(b[n:n+int(length)]), b[n+int(length):]
 	}
 	return m, b, nil
 }

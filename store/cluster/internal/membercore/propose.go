@@ -16,15 +16,15 @@ import (
 type Reason int
 
 const (
-	// NotLeader: only the leader takes proposals and reads. Nothing was done.
+	// NotLeader says: only the leader takes proposals and reads. Nothing was done.
 	NotLeader Reason = iota + 1
-	// Deposed: this member lost the lead. A proposal may still be carried out.
+	// Deposed says: this member lost the lead. A proposal may still be carried out.
 	Deposed
-	// Busy: too much waits already, or the lead is being handed over. Nothing was done.
+	// Busy says: too much waits already, or the lead is being handed over. Nothing was done.
 	Busy
-	// DiskFull: this member's disk is full, and no other has taken the lead yet. Nothing was done.
+	// DiskFull says: this member's disk is full, and no other has taken the lead yet. Nothing was done.
 	DiskFull
-	// BadChange: the members cannot be changed in this way. Nothing was done.
+	// BadChange says: the members cannot be changed in this way. Nothing was done.
 	BadChange
 )
 

@@ -5,6 +5,7 @@ package membercore
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 )
@@ -72,7 +73,7 @@ func (m *Machine) serveReads() {
 
 // drain empties the reads.
 func (r *reads) drain() (all []uint64) {
-	all = append(r.waiting, r.asked...)
+	all = slices.Concat(r.waiting, r.asked)
 	for _, c := range r.confirmed {
 		all = append(all, c.numbers...)
 	}

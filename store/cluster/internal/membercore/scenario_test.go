@@ -21,7 +21,7 @@ func calm(t *testing.T, seed uint64) (w *world, leader *host) {
 	}
 	w.run(5*time.Second, func() bool { return false })
 	if leader = w.leader(); leader == nil || w.failed != "" {
-		t.Fatalf("seed %d: there is no leader after %v: %s", seed, w.clock, w.failed)
+		t.Fatalf("seed %d: it has no leader after %v: %s", seed, w.clock, w.failed)
 	}
 	return w, leader
 }

@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	errFull  = errors.New("there is no room")
+	errFull  = errors.New("the disk has no room")
 	errCrash = errors.New("the machine has crashed")
 )
 
@@ -73,7 +73,7 @@ func (d *disk) Snapshot(through storelog.LSN, write func(io.Writer) error) error
 
 func (d *disk) OpenSnapshot() (storelog.LSN, io.ReadCloser, error) {
 	if d.snapshot == nil {
-		return 0, nil, errors.New("there is no snapshot")
+		return 0, nil, errors.New("the disk has no snapshot")
 	}
 	return d.through, io.NopCloser(bytes.NewReader(d.snapshot)), nil
 }

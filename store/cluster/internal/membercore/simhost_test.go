@@ -10,9 +10,10 @@ import (
 	"io"
 	"time"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlog"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 // host is a machine with a member on it: what a driver does, in virtual time.

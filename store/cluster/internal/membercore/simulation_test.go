@@ -5,10 +5,12 @@ package membercore_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
 	"github.com/cohort-dist/cohort/internal/testing/mutation"
 	"github.com/cohort-dist/cohort/internal/testing/seeds"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
@@ -186,19 +188,20 @@ func (w *world) heal() {
 	}
 }
 
-func (w *world) describe() (text string) {
+func (w *world) describe() string {
+	var b strings.Builder
 	for _, h := range w.hosts {
-		text += fmt.Sprintf("\n%x: up %v", h.id, h.up)
+		fmt.Fprintf(&b, "\n%x: up %v", h.id, h.up)
 		if h.up {
 			s := h.machine.Status()
-			text += fmt.Sprintf(" leading %v leader %x term %d applied %d committed %d, %d writes, %d asked, members %v",
+			fmt.Fprintf(&b, " leading %v leader %x term %d applied %d committed %d, %d writes, %d asked, members %v",
 				s.Leading, s.Leader, s.Term, s.Applied, s.Committed, len(h.queue), len(h.asked), s.Members)
 		}
 	}
 	for _, c := range w.clients {
 		if c.waiting {
-			text += fmt.Sprintf("\nclient %d waits for %c, seq %d, try %d", c.session, c.now.op, c.seq, c.tries)
+			fmt.Fprintf(&b, "\nclient %d waits for %c, seq %d, try %d", c.session, c.now.op, c.seq, c.tries)
 		}
 	}
-	return text
+	return b.String()
 }

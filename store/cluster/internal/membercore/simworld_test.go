@@ -14,9 +14,10 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlog"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 // options of a world.
@@ -25,7 +26,6 @@ type options struct {
 	clients   int
 	forgetful bool // the replicated state keeps no record of answered requests
 	changes   bool // members are added and removed
-	until     time.Duration
 }
 
 // world is a cluster with its network, disks and clients in virtual time. What happens is decided by the seed alone.
@@ -49,7 +49,6 @@ type world struct {
 
 	log      map[uint64]string // what was applied, by index
 	leaders  map[uint64]uint64 // by term
-	terms    int
 	history  []porcupine.Operation
 	admin    uint64
 	newest   uint64 // the highest id of a member
@@ -68,8 +67,8 @@ func (s seeded) Read(b []byte) (int, error) {
 
 func newWorld(seed uint64, o options) *world {
 	w := &world{
-		options: o, rand: rand.New(rand.NewPCG(seed, 1)), blocked: map[[2]uint64]bool{}, log: map[uint64]string{}, leaders: map[uint64]uint64{},
-		hash: 14695981039346656037, admin: 1 << 32,
+		options: o, rand: rand.New(rand.NewPCG(seed, 1)), admin: 1 << 32,
+		blocked: map[[2]uint64]bool{}, log: map[uint64]string{}, leaders: map[uint64]uint64{},
 	}
 	cryptorand.Reader = seeded{rand.New(rand.NewPCG(seed, 2))}
 	w.jitter = []time.Duration{time.Millisecond, 5 * time.Millisecond, 30 * time.Millisecond}[w.rand.IntN(3)]
@@ -138,7 +137,7 @@ func (w *world) after(d time.Duration, do func()) {
 // run lets time pass until a moment, or until something is wrong.
 func (w *world) run(until time.Duration, enough func() bool) {
 	for w.failed == "" && len(w.events) > 0 && w.events[0].at <= until && !enough() {
-		e := heap.Pop(&w.events).(event)
+		e := heap.Pop(&w.events).(event) //nolint:errcheck,forcetypeassert // it holds nothing else
 		w.clock = e.at
 		w.steps++
 		e.do()
@@ -284,12 +283,13 @@ type event struct {
 
 type events []event
 
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].nth < e[j].nth
+func (e *events) Len() int { return len(*e) }
+func (e *events) Less(i, j int) bool {
+	a, b := (*e)[i], (*e)[j]
+	return a.at < b.at || a.at == b.at && a.nth < b.nth
 }
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
+func (e *events) Swap(i, j int) { (*e)[i], (*e)[j] = (*e)[j], (*e)[i] }
+func (e *events) Push(x any)    { *e = append(*e, x.(event)) }
 func (e *events) Pop() any {
 	last := (*e)[len(*e)-1]
 	*e = (*e)[:len(*e)-1]

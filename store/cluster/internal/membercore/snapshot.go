@@ -116,9 +116,9 @@ func (m *Machine) compact(index uint64) {
 		panic(err)
 	}
 	kept := int64(0)
-	for i := len(entries) - 1; i >= 0; i-- {
-		if kept += int64(len(entries[i].GetData())) + entryCost; kept > m.config.TrailBytes {
-			if err = m.storage.Compact(entries[i].GetIndex()); err != nil && !errors.Is(err, raft.ErrCompacted) {
+	for _, e := range slices.Backward(entries) {
+		if kept += int64(len(e.GetData())) + entryCost; kept > m.config.TrailBytes {
+			if err = m.storage.Compact(e.GetIndex()); err != nil && !errors.Is(err, raft.ErrCompacted) {
 				panic(err)
 			}
 			return

@@ -12,9 +12,10 @@ import (
 	"net"
 	"time"
 
-	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 )
 
 // A frame is u32 length of the payload | u8 type | payload.
@@ -36,7 +37,8 @@ const maxFrame = 1 << 30
 // stepSize is how much memory is taken for a frame before its bytes have come.
 const stepSize = 1 << 20
 
-func appendFrame(b []byte, typ byte, payload []byte) []byte {
+func frameOf(typ byte, payload []byte) []byte {
+	b := make([]byte, 0, headSize+len(payload))
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(payload))) //nolint:gosec // bounded by maxFrame
 	return append(append(b, typ), payload...)
 }

@@ -22,9 +22,10 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 // Handler is the member whose connections these are. Its methods are called by several goroutines, and may wait until ctx ends.
@@ -196,9 +197,9 @@ func (l *Links) accepted(c net.Conn) {
 	if l.config.TLS != nil {
 		c = tls.Server(c, l.config.TLS)
 	}
-	hello, err := l.welcome(c)
+	h, err := l.welcome(c)
 	if err == nil {
-		err = l.serve(c, hello)
+		err = l.serve(c, h)
 	}
 	if err != nil && !errors.Is(err, io.EOF) && l.ctx.Err() == nil {
 		l.config.Log.Debug("connection of a member ended", slog.String("peer", c.RemoteAddr().String()), slog.String("reason", err.Error()))

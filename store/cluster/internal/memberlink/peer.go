@@ -58,7 +58,7 @@ type peer struct {
 	links *Links
 	id    uint64
 	addr  string
-	ctx   context.Context //nolint:containedctx // it ends when the member is no longer one
+	ctx   context.Context //nolint:containedctx // it ends with the membership
 	stop  context.CancelFunc
 	queue queue
 }
@@ -69,7 +69,7 @@ func newPeer(l *Links, id uint64, addr string) *peer {
 	return p
 }
 
-// run keeps a connection until the member is no longer one.
+// run keeps a connection as long as the member is one.
 func (p *peer) run() {
 	wait, said := redialFirst, ""
 	for p.ctx.Err() == nil {
@@ -126,7 +126,7 @@ func (p *peer) use(c net.Conn) error {
 		case <-p.queue.wakeup:
 			err = p.write(c)
 		case <-ping.C:
-			_, err = c.Write(appendFrame(nil, framePing, nil))
+			_, err = c.Write(frameOf(framePing, nil))
 		}
 		if err != nil {
 			return err

@@ -21,7 +21,7 @@ func Request(ctx context.Context, addr string, config *tls.Config, request []byt
 	}
 	defer func() { _ = c.Close() }()
 	watch := ctxdial.InterruptBy(ctx, c.SetDeadline)
-	_, err = c.Write(appendFrame(nil, frameRequest, request))
+	_, err = c.Write(frameOf(frameRequest, request))
 	var typ byte
 	var answer []byte
 	if err == nil {

@@ -14,9 +14,10 @@ import (
 	"net"
 	"time"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 	"github.com/cohort-dist/cohort/internal/util/printable"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 const (
@@ -61,14 +62,14 @@ func (l *Links) sendState(c net.Conn, state io.Reader) error {
 		n, err := io.ReadFull(state, chunk)
 		if n > 0 {
 			sum = crc32.Update(sum, castagnoli, chunk[:n])
-			if werr := writeWithin(c, chunkTimeout, appendFrame(nil, frameChunk, chunk[:n])); werr != nil {
+			if werr := writeWithin(c, chunkTimeout, frameOf(frameChunk, chunk[:n])); werr != nil {
 				return werr
 			}
 			sent += int64(n)
 			l.pause(time.Until(begun.Add(time.Duration(float64(sent) / float64(l.config.SnapshotRate) * float64(time.Second)))))
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return writeWithin(c, chunkTimeout, appendFrame(nil, frameEnd, binary.LittleEndian.AppendUint32(nil, sum)))
+			return writeWithin(c, chunkTimeout, frameOf(frameEnd, binary.LittleEndian.AppendUint32(nil, sum)))
 		}
 		if err != nil {
 			return err
@@ -108,7 +109,7 @@ func (l *Links) receiveSnapshot(c net.Conn, from uint64) error {
 	if err != nil {
 		text = err.Error()
 	}
-	return errors.Join(err, writeWithin(c, chunkTimeout, appendFrame(nil, frameResult, []byte(text))))
+	return errors.Join(err, writeWithin(c, chunkTimeout, frameOf(frameResult, []byte(text))))
 }
 
 func (l *Links) takeSnapshot(c net.Conn, from uint64) error {
@@ -224,7 +225,7 @@ func (l *Links) answer(c net.Conn) error {
 	if typ != frameRequest {
 		return fmt.Errorf("a frame of type %d in place of a request", typ)
 	}
-	_, err = c.Write(appendFrame(nil, frameAnswer, l.config.Handler.Request(ctx, payload)))
+	_, err = c.Write(frameOf(frameAnswer, l.config.Handler.Request(ctx, payload)))
 	return err
 }
 

@@ -15,10 +15,11 @@ import (
 	"io"
 	"sync"
 
-	"github.com/cohort-dist/cohort/internal/store/storelog"
-	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/cohort-dist/cohort/internal/store/storelog"
+	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 )
 
 // Log is what is needed of a storelog.Log.
@@ -190,11 +191,10 @@ func (w *Writer) Capture(snap *raftpb.Snapshot, state io.WriterTo) (size int64, 
 	if !ok {
 		return 0, ErrStale
 	}
-	err = w.log.Snapshot(through, func(out io.Writer) error {
-		if err := writeHeader(out, snap, hard); err != nil {
-			return err
+	err = w.log.Snapshot(through, func(out io.Writer) (err error) {
+		if err = writeHeader(out, snap, hard); err == nil {
+			size, err = state.WriteTo(out)
 		}
-		size, err = state.WriteTo(out)
 		return err
 	})
 	if err != nil {
@@ -205,8 +205,8 @@ func (w *Writer) Capture(snap *raftpb.Snapshot, state io.WriterTo) (size int64, 
 }
 
 // Open returns the newest snapshot, to send it to another member.
-func Open(log Log) (*raftpb.Snapshot, io.ReadCloser, error) {
-	_, r, err := log.OpenSnapshot()
+func Open(from Log) (*raftpb.Snapshot, io.ReadCloser, error) {
+	_, r, err := from.OpenSnapshot()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -219,8 +219,8 @@ func Open(log Log) (*raftpb.Snapshot, io.ReadCloser, error) {
 }
 
 // Begin writes the snapshot that a new member of a new cluster begins with.
-func Begin(log Log, snap *raftpb.Snapshot, state io.WriterTo) error {
-	return log.Snapshot(log.Last(), func(out io.Writer) error {
+func Begin(in Log, snap *raftpb.Snapshot, state io.WriterTo) error {
+	return in.Snapshot(in.Last(), func(out io.Writer) error {
 		at := snap.GetMetadata()
 		hard := &raftpb.HardState{Term: at.Term, Vote: new(raft.None), Commit: at.Index}
 		if err := writeHeader(out, snap, hard); err != nil {

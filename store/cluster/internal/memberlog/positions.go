@@ -7,9 +7,10 @@ import (
 	"sort"
 	"sync"
 
+	"go.etcd.io/raft/v3/raftpb"
+
 	"github.com/cohort-dist/cohort/internal/store/storelog"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
-	"go.etcd.io/raft/v3/raftpb"
 )
 
 // positions remember where in the log the entries stand that no snapshot covers, so that a snapshot does not drop those behind it.
