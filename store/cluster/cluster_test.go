@@ -77,7 +77,7 @@ func (c *counters) Apply(entries []cluster.Entry) {
 
 func (c *counters) Aborted(which func() []any, reason error) {
 	for _, l := range which() {
-		l.(chan result) <- result{err: reason}
+		l.(chan result) <- result{err: reason} //nolint:errcheck,forcetypeassert // what the clients pass
 	}
 }
 

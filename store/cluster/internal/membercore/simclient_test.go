@@ -90,7 +90,7 @@ var counters = porcupine.Model{
 	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 		parts := map[uint64][]porcupine.Operation{}
 		for _, op := range history {
-			key := op.Input.(request).key
+			key := op.Input.(request).key //nolint:errcheck // what the clients make
 			parts[key] = append(parts[key], op)
 		}
 		var out [][]porcupine.Operation

@@ -289,7 +289,7 @@ func (e *events) Less(i, j int) bool {
 	return a.at < b.at || a.at == b.at && a.nth < b.nth
 }
 func (e *events) Swap(i, j int) { (*e)[i], (*e)[j] = (*e)[j], (*e)[i] }
-func (e *events) Push(x any)    { *e = append(*e, x.(event)) }
+func (e *events) Push(x any)    { *e = append(*e, x.(event)) } //nolint:errcheck,forcetypeassert // as above
 func (e *events) Pop() any {
 	last := (*e)[len(*e)-1]
 	*e = (*e)[:len(*e)-1]
