@@ -2,7 +2,10 @@ module github.com/cohort-dist/cohort/cmd/cohort
 
 go 1.26.0
 
-require github.com/cohort-dist/cohort v0.1.0
+require (
+	github.com/cohort-dist/cohort v0.1.0
+	github.com/cohort-dist/cohort/store/cluster v0.1.0
+)
 
 require (
 	charm.land/bubbletea/v2 v2.0.9
@@ -41,6 +44,7 @@ require (
 	github.com/prometheus/procfs v0.22.0 // indirect
 	github.com/rivo/uniseg v0.4.7 // indirect
 	github.com/xo/terminfo v0.0.0-20220910002029-abceb7e1c41e // indirect
+	go.etcd.io/raft/v3 v3.7.0 // indirect
 	golang.org/x/exp v0.0.0-20231006140011-7918f672742d // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/tools v0.30.0 // indirect

@@ -152,10 +152,23 @@ func Remove(ctx context.Context, addrs []string, config *tls.Config, name string
 	return command(ctx, addrs, config, request{Op: opRemove, Name: name})
 }
 
-// Transfer hands the lead to a member, to the one that has most if name is empty.
+// Transfer hands the lead to a member, and returns when that leads.
 func Transfer(ctx context.Context, addrs []string, config *tls.Config, name string) error {
-	return command(ctx, addrs, config, request{Op: opTransfer, Name: name})
+	for {
+		if err := command(ctx, addrs, config, request{Op: opTransfer, Name: name}); err != nil {
+			return err
+		}
+		for range transferLooks {
+			if s, err := Describe(ctx, addrs, config); err == nil && s.Leader == name && s.Leading {
+				return nil
+			}
+			pause(ctx, askPause/5)
+		}
+	}
 }
+
+// transferLooks is how often Transfer looks before it asks again: raft gives up a transfer that takes longer than an election.
+const transferLooks = 50
 
 func command(ctx context.Context, addrs []string, config *tls.Config, r request) error {
 	err := ask(ctx, addrs, config, r, &answer{})

@@ -117,10 +117,8 @@ func TestStore(t *testing.T) {
 		t.Error(err)
 	}
 	s.start(first)
-	_ = cluster.Transfer(ctx, s.members(), nil, s.configs[away].Name)
-	for !s.all[away].Member().Status().Leading {
-		time.Sleep(5 * time.Millisecond)
-		_ = cluster.Transfer(ctx, s.members(), nil, s.configs[away].Name)
+	if err := cluster.Transfer(ctx, s.members(), nil, s.configs[away].Name); err != nil {
+		t.Fatal(err)
 	}
 	c = s.client(away)
 	for key, want := range map[string]string{"epoch": "3", "count": "2", "key2999": string(make([]byte, 100))} {

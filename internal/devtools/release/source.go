@@ -176,6 +176,12 @@ func (s source) ready(modules []string) error {
 		if m != "." && !strings.Contains(string(text), module+" v"+s.version+"\n") {
 			return fmt.Errorf("%s/go.mod does not require %s v%s: change it", m, module, s.version)
 		}
+		for _, other := range modules {
+			named := module + strings.TrimPrefix(other, ".") + " v"
+			if strings.Contains(string(text), named) && !strings.Contains(string(text), named+s.version+"\n") {
+				return fmt.Errorf("%s/go.mod requires %s another than v%s: change it", m, strings.TrimSuffix(named, " v"), s.version)
+			}
+		}
 	}
 	return nil
 }

@@ -201,7 +201,7 @@ func (h *health) question() <-chan struct{} {
 
 // serveHTTP serves the numbers on addr until stop is called. A failure later on ends the command by fail.
 func serveHTTP(
-	addr string, server *tcpstore.Server, allowed []uint32, fail context.CancelCauseFunc,
+	addr string, stats func() tcpstore.Stats, allowed []uint32, fail context.CancelCauseFunc,
 ) (stop func(), bound string, err error) {
 	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
 	if err != nil {
@@ -210,7 +210,7 @@ func serveHTTP(
 	// The server of the store says what is refused.
 	listener = peeruid.Default(allowed, nil).Listener(listener)
 	h := &http.Server{
-		Handler: httpHandler(server.Stats), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second,
+		Handler: httpHandler(stats), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 	}
 	done := make(chan struct{})

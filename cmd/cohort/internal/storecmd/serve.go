@@ -20,7 +20,6 @@ import (
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/command"
 	"github.com/cohort-dist/cohort/cmd/cohort/internal/tui"
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
-	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -33,6 +32,8 @@ type serveFlags struct {
 	forget    bool
 	dataDir   string
 	allowUIDs string
+	users     []uint32 // those of allowUIDs
+	cluster   clusterFlags
 	loops     int
 	limits    tcpstore.Limits
 }
@@ -69,6 +70,8 @@ serve others, give --addr the address of the network that the job uses.`),
   cohort store serve
   cohort store serve --addr 10.0.0.1:29500 --http 127.0.0.1:9090
   cohort store serve --data-dir /var/lib/cohort     a store that survives a restart
+  cohort store serve --addr node0:29500 --data-dir /var/lib/cohort --name a \
+    --cluster a=node0:29600,b=node1:29600,c=node2:29600     ... and one that survives a machine
   cohort store serve --addr 127.0.0.1:0 --json      take a free port and print it`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -85,6 +88,7 @@ serve others, give --addr the address of the network that the job uses.`),
 	f.DurationVar(&flags.drain, "drain", 0, "when told to stop, wait up to this time for clients to disconnect")
 	f.BoolVar(&flags.forget, "forget", false, "remove all keys whenever the last client disconnects")
 	f.StringVar(&flags.dataDir, "data-dir", "", "keep the store in this folder, so that it outlives the process and the machine's power")
+	flags.cluster.bind(f)
 	f.IntVar(&flags.loops, "loops", min(max(runtime.GOMAXPROCS(0)/2, 1), storeLoopsUsual),
 		"event loops that share the connections; 1 to 64")
 	f.StringVar(&flags.allowUIDs, "allow-uid", "", "also let these users of this host connect, `UID[,UID]`; your own and root always may")
@@ -142,33 +146,30 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 	if flags.verbose {
 		level = slog.LevelDebug
 	}
-	users, err := peeruid.Parse(flags.allowUIDs)
-	if err != nil {
+	if flags.users, err = peeruid.Parse(flags.allowUIDs); err != nil {
 		return command.Usage(fmt.Errorf("--allow-uid %s: %w", flags.allowUIDs, err))
 	}
+	log := slog.New(a.LogHandler(level))
 	opts := []tcpstore.ServerOption{
-		tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(slog.New(a.LogHandler(level))),
-		tcpstore.WithLoops(flags.loops), tcpstore.WithAllowedUIDs(users...),
-	}
-	if flags.dataDir != "" {
-		opts = append(opts, tcpstore.WithDataDir(flags.dataDir))
+		tcpstore.WithLimits(flags.limits), tcpstore.WithLogger(log),
+		tcpstore.WithLoops(flags.loops), tcpstore.WithAllowedUIDs(flags.users...),
 	}
 	if flags.forget {
 		opts = append(opts, tcpstore.WithForget())
 	}
 	// The collector works harder before the process takes more than the limit, instead of letting garbage double it.
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(flags.limits.Memory + serveOwnMemory))
-	server, err := tcpstore.Listen(addr, opts...)
+	store, err := a.listen(ctx, addr, &flags, opts, log)
 	if err != nil {
-		return portowner.Named(addr, err)
+		return err
 	}
-	defer func() { _ = server.Close() }()
+	defer store.end()
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	httpAddr := ""
 	if flags.http != "" {
-		stop, bound, err := serveHTTP(flags.http, server, users, cancel)
+		stop, bound, err := serveHTTP(flags.http, func() tcpstore.Stats { return store.server().Stats() }, flags.users, cancel)
 		if err != nil {
 			return err
 		}
@@ -182,12 +183,16 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 			cancel(errStdinClosed)
 		}()
 	}
-	if err := a.ready(server, httpAddr); err != nil {
+	if err := a.ready(store.server(), httpAddr); err != nil {
 		return err
 	}
-	a.warnOpen(server.Addr())
-	<-ctx.Done()
-	return a.endServe(server, context.Cause(ctx), flags.drain)
+	a.warnOpen(store.server().Addr())
+	select {
+	case <-ctx.Done():
+	case <-store.done: // never, if it serves alone
+		return store.why()
+	}
+	return a.endServe(store, context.Cause(ctx), flags.drain)
 }
 
 // warnOpen says who can use a store that is not on the loopback interface.
@@ -226,14 +231,15 @@ func (a *app) ready(server *tcpstore.Server, httpAddr string) error {
 }
 
 // endServe ends the server and prints the summary.
-func (a *app) endServe(server *tcpstore.Server, cause error, drain time.Duration) error {
+func (a *app) endServe(store served, cause error, drain time.Duration) error {
+	server := store.server()
 	stats := server.Stats()
 	if drain > 0 && stats.Clients() > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), drain)
 		_ = server.Shutdown(ctx) // clients that stay are counted below
 		cancel()
 	}
-	_ = server.Close()
+	store.end()
 	final := server.Stats()
 	uptime := final.Time.Sub(final.Started)
 	object := map[string]any{

@@ -48,7 +48,7 @@ groups prefix their keys: "cohort store keys" shows them.`),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(a.serveCommand(), a.getCommand(), a.setCommand(), a.addCommand(), a.casCommand(), a.appendCommand(),
-		a.waitCommand(), a.deleteCommand(), a.keysCommand(), a.clearCommand(), a.topCommand(),
+		a.waitCommand(), a.deleteCommand(), a.keysCommand(), a.clearCommand(), a.memberCommand(), a.topCommand(),
 		a.backupCommand(), a.restoreCommand(), a.checkCommand())
 	return cmd
 }
