@@ -49,3 +49,28 @@ func TestModules(t *testing.T) {
 		}
 	}
 }
+
+// heavy are modules that a program which imports a library package must not get: they belong to modules of their own.
+var heavy = []string{"go.etcd.io/", "google.golang.org/", "go.uber.org/zap", "go.opentelemetry.io/", module + "/store/cluster", module + "/cmd/"}
+
+// TestLibraryWithoutRaft: who imports store, group, launch or any other package of the root compiles neither raft nor what it needs.
+func TestLibraryWithoutRaft(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "./...")
+	cmd.Dir = filepath.Join("..", "..")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Fields(string(out))
+	for _, pkg := range all {
+		if slices.ContainsFunc(heavy, func(prefix string) bool { return strings.HasPrefix(pkg, prefix) }) {
+			t.Errorf("a package of the library needs %s", pkg)
+		}
+	}
+	for _, needed := range []string{module + "/store", module + "/group", module + "/launch"} {
+		if !slices.Contains(all, needed) {
+			t.Errorf("%s was not looked at", needed)
+		}
+	}
+}

@@ -299,6 +299,7 @@ func (ns *nodes) equal(key string, want int64) {
 
 // TestCluster: three members agree; each of them is stopped and started while clients add; nothing is lost or done twice.
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	ns := newNodes(t, 3)
 	ns.leader()
 	stop := ns.load(4)
@@ -330,6 +331,7 @@ func TestCluster(t *testing.T) {
 
 // TestReplaceMember: a member is added, catches up from a snapshot and gets a vote, and another is removed, while clients add.
 func TestReplaceMember(t *testing.T) {
+	t.Parallel()
 	ns := newNodes(t, 3)
 	leader := ns.leader()
 	stop := ns.load(4)

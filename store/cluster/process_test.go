@@ -296,6 +296,7 @@ func (ps *processes) load(clients int) (pause func() time.Duration, stop func() 
 // TestLeaderDies: the process of the leader is killed, or stopped, while clients add: they go on with the next leader, and nothing is lost
 // or done twice. The pauses are logged.
 func TestLeaderDies(t *testing.T) {
+	t.Parallel()
 	ps := newProcesses(t, 3)
 	ps.leader()
 	pause, stop := ps.load(4)

@@ -86,6 +86,7 @@ func (s *stores) client(i int) *tcpstore.Client {
 // TestStore: what a client of the leader has stored is there after the leader is gone, followers refuse, and a member that was away long
 // takes over a snapshot and can lead.
 func TestStore(t *testing.T) {
+	t.Parallel()
 	s := newStores(t, 3)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -140,6 +141,7 @@ func (s *stores) members() (addrs []string) {
 
 // TestListenTwice: a store whose address is taken does not start, and leaves nothing behind.
 func TestListenTwice(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -82,6 +82,9 @@ func New(c Config, s State) (m *Machine, err error) {
 		return nil, err
 	}
 	m.snapshotState.restored(s.Snapshot)
+	if m.applied == 1 && len(s.Entries) == 0 {
+		m.election.quiet = electionTicks - 1 // a new cluster has no leader that could be disturbed
+	}
 	m.node, err = raft.NewRawNode(m.raftConfig())
 	return m, err
 }
