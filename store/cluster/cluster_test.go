@@ -186,9 +186,16 @@ func (ns *nodes) start(n *node) {
 func (ns *nodes) close() {
 	var wait sync.WaitGroup
 	for _, n := range ns.all {
-		wait.Go(func() { _ = n.member.Close(context.Background()) })
+		wait.Go(func() { _ = n.member.Close(ended()) })
 	}
 	wait.Wait()
+}
+
+// ended is a context in which no leader hands over.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }
 
 // leader waits for one.

@@ -27,7 +27,7 @@ import (
 	"github.com/cohort-dist/cohort/store/cluster"
 )
 
-var kills = flag.Int("cluster.kills", 2, "how often the leader's process is killed, and stopped")
+var kills = flag.Int("cluster.kills", 1, "how often the leader's process is killed, and stopped")
 
 // processVariable makes the test binary a member.
 const processVariable = "COHORT_TEST_MEMBER"

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,12 +31,14 @@ type replica struct {
 
 	mu      sync.Mutex
 	changed sync.Cond          // on mu: current or its sink
+	formed  chan struct{}      // closed when the store has an identity, which the first leader draws
+	ready   bool               // formed is closed
 	machine *storecore.Machine // the one that stands alone or is served
 	current *journal           // of the server that has it, or is about to
 }
 
 func newReplica() *replica {
-	r := &replica{replaced: make(chan struct{}, 1)}
+	r := &replica{replaced: make(chan struct{}, 1), formed: make(chan struct{})}
 	r.changed.L = &r.mu
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // it does not fail
@@ -45,7 +48,13 @@ func newReplica() *replica {
 }
 
 func (r *replica) empty() *storecore.Machine {
-	return storecore.New(storecore.Config{Logged: true, Barrier: true, Server: r.number})
+	return storecore.New(storecore.Config{Logged: true, Barrier: true, Server: r.number, Identity: drawn})
+}
+
+// drawn is a new identity of the store.
+func drawn() (id storecore.Identity) {
+	_, _ = rand.Read(id[:]) // it does not fail
+	return id
 }
 
 // joined says who the member is.
@@ -61,7 +70,7 @@ func (r *replica) open(config *storecore.Config) (storeserve.Journal, *storecore
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	config.Server = r.number
-	r.current = &journal{replica: r}
+	r.current = &journal{replica: r, machine: r.machine}
 	return r.current, r.machine
 }
 
@@ -88,25 +97,50 @@ func (r *replica) with(alone func(*storecore.Machine), served func(storeserve.Si
 	alone(r.machine)
 }
 
-// proposed is a command of a server.
+// proposed is a command of a machine.
 type proposed struct {
-	by      *journal
+	by      *storecore.Machine
 	command *storecore.Command
 }
 
-// commandOf returns the command of a proposal, nil if its server does not have the machine any more.
-func (r *replica) commandOf(local any) *storecore.Command {
-	if p, ok := local.(proposed); ok && p.by.serves() {
-		return p.command
+// propose passes on what a machine wants to be logged. It waits for nothing.
+func (r *replica) propose(m *storecore.Machine, commands []*storecore.Command) {
+	all := make([]Proposal, len(commands))
+	for i, k := range commands {
+		all[i] = Proposal{Data: k.Data, Local: proposed{m, k}}
 	}
-	return nil
+	r.member.Propose(all)
+}
+
+// commandsOf returns the commands of proposals, nil for those of a machine that was replaced.
+func (r *replica) commandsOf(locals []any) []*storecore.Command {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]*storecore.Command, len(locals))
+	for i, local := range locals {
+		if p, ok := local.(proposed); ok && p.by == r.machine {
+			all[i] = p.command
+		}
+	}
+	return all
+}
+
+// begun notes that the store has an identity. It is called with mu held.
+func (r *replica) begun(index uint64) {
+	if index > 1 && !r.ready {
+		r.ready = true
+		close(r.formed)
+	}
 }
 
 // Apply implements StateMachine.
 func (r *replica) Apply(entries []Entry) {
-	all := make([]storecore.Entry, len(entries))
+	all, locals := make([]storecore.Entry, len(entries)), make([]any, len(entries))
 	for i, e := range entries {
-		all[i] = storecore.Entry{Index: e.Index, Data: e.Data, Local: r.commandOf(e.Local)}
+		locals[i] = e.Local
+	}
+	for i, k := range r.commandsOf(locals) {
+		all[i] = storecore.Entry{Index: entries[i].Index, Data: entries[i].Data, Local: k}
 	}
 	r.with(func(m *storecore.Machine) {
 		for _, e := range all {
@@ -114,6 +148,7 @@ func (r *replica) Apply(entries []Entry) {
 				r.member.fail(err)
 				return
 			}
+			r.begun(e.Index)
 		}
 	}, func(sink storeserve.Sink) {
 		if !sink.Do(func(c *storeserve.Core) { c.Machine.Commit(all) }) {
@@ -124,31 +159,39 @@ func (r *replica) Apply(entries []Entry) {
 
 // Aborted implements StateMachine.
 func (r *replica) Aborted(which func() []any, reason error) {
-	commands := func() (all []*storecore.Command) { // those of a server that has ended are of no use to another
+	reason = r.member.leaderHint(reason)
+	r.with(func(m *storecore.Machine) {
+		var mine []*storecore.Command
 		for _, local := range which() {
-			if k := r.commandOf(local); k != nil {
-				all = append(all, k)
+			if p, ok := local.(proposed); ok && p.by == m {
+				mine = append(mine, p.command)
 			}
 		}
-		return all
-	}
-	r.with(func(*storecore.Machine) { commands() }, func(sink storeserve.Sink) { sink.Aborted(commands, r.member.leaderHint(reason)) })
+		m.Abort(mine, reason)
+	}, func(sink storeserve.Sink) {
+		sink.Aborted(func() []*storecore.Command {
+			return slices.DeleteFunc(r.commandsOf(which()), func(k *storecore.Command) bool { return k == nil })
+		}, reason)
+	})
 }
 
 // Leads implements leadWatcher. What connections of other servers hold ends when this one begins to lead; a new cluster draws the
 // identity of its store.
 func (r *replica) Leads(self bool) {
 	if self {
-		r.with(func(*storecore.Machine) {}, func(sink storeserve.Sink) { sink.Do(beginLeading) })
+		r.with(func(m *storecore.Machine) {
+			beginLeading(m)
+			r.propose(m, m.Commands())
+		}, func(sink storeserve.Sink) { sink.Do(func(c *storeserve.Core) { beginLeading(c.Machine) }) })
 	}
 }
 
-func beginLeading(c *storeserve.Core) {
-	if index, _, _ := c.Machine.Applied(); index <= 1 {
-		c.Machine.ProposeClear(func(int, error) {})
+func beginLeading(m *storecore.Machine) {
+	if index, _, _ := m.Applied(); index <= 1 {
+		m.ProposeClear(func(int, error) {})
 		return
 	}
-	c.Machine.ProposeRestart()
+	m.ProposeRestart()
 }
 
 // Restore implements StateMachine: the machine is replaced, and the server started anew.
@@ -162,6 +205,7 @@ func (r *replica) Restore(index uint64, in io.Reader) error {
 	if r.member != nil {
 		m.Rebase(r.member.cluster)
 	}
+	r.begun(index)
 	served := r.handed() != nil
 	if r.machine, r.current = m, nil; served {
 		select {
@@ -273,6 +317,7 @@ func (c *counting) Write(b []byte) (int, error) {
 // journal is the replica as one server sees it.
 type journal struct {
 	replica *replica
+	machine *storecore.Machine
 	sink    storeserve.Sink // guarded by the replica's mu
 }
 
@@ -286,11 +331,7 @@ func (j *journal) Begin(sink storeserve.Sink) {
 
 // Propose implements storeserve.Journal.
 func (j *journal) Propose(commands []*storecore.Command) {
-	all := make([]Proposal, len(commands))
-	for i, k := range commands {
-		all[i] = Proposal{Data: k.Data, Local: proposed{j, k}}
-	}
-	j.replica.member.Propose(all)
+	j.replica.propose(j.machine, commands)
 }
 
 // Read implements storeserve.Journal.

@@ -6,7 +6,9 @@ package cluster
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort"
@@ -35,24 +37,52 @@ type Store struct {
 	stop  context.CancelCauseFunc
 	tasks sync.WaitGroup
 
-	mu     sync.Mutex
-	server *tcpstore.Server
+	mu      sync.Mutex
+	server  *tcpstore.Server
+	serving chan struct{} // closed when there is one
 }
 
 // ServeStore starts a member and a server for clients. The caller closes the store.
 func ServeStore(ctx context.Context, c StoreConfig) (*Store, error) {
-	s := &Store{config: c, replica: newReplica()}
+	s := &Store{config: c, replica: newReplica(), serving: make(chan struct{})}
 	c.State = s.replica
 	var err error
 	if s.member, err = Start(ctx, c.Config); err != nil {
 		return nil, err
 	}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
-	if err = s.listen(c.Addr); err != nil {
+	if err = s.begin(c.Addr); err != nil {
 		return nil, errors.Join(err, s.member.Close(ctx))
 	}
-	s.tasks.Go(s.keep)
 	return s, nil
+}
+
+// begin serves at once, or when the cluster has formed if it is new: before that the store has no identity, and has to say "wait".
+func (s *Store) begin(addr string) error {
+	select {
+	case <-s.replica.formed:
+		if err := s.listen(addr); err != nil {
+			return err
+		}
+	default:
+		if err := probe(addr); err != nil {
+			return err
+		}
+	}
+	s.tasks.Go(s.keep)
+	return nil
+}
+
+// probe finds out early that an address is taken.
+func probe(addr string) error {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return cohort.Newf("cluster: serve", cohort.AlreadyExists, "%w; end the process that has it, or choose another port", err)
+	case err != nil:
+		return cohort.Wrap("cluster: serve", cohort.Unavailable, err)
+	}
+	return l.Close()
 }
 
 func (s *Store) listen(addr string) error {
@@ -61,6 +91,9 @@ func (s *Store) listen(addr string) error {
 		return err
 	}
 	s.mu.Lock()
+	if s.server == nil {
+		close(s.serving)
+	}
 	s.server = server
 	s.mu.Unlock()
 	return s.member.post(s.ctx, func(machine *membercore.Machine) {
@@ -72,6 +105,9 @@ func (s *Store) listen(addr string) error {
 
 // keep serves anew when the replica was replaced by a snapshot of the leader: its clients are cut, and connect again.
 func (s *Store) keep() {
+	if !s.first() {
+		return
+	}
 	for {
 		select {
 		case <-s.ctx.Done():
@@ -90,7 +126,32 @@ func (s *Store) keep() {
 	}
 }
 
-// Server is the one that serves clients now. It is another one after the member has taken over a snapshot of the leader.
+// first serves for the first time, and reports whether it does.
+func (s *Store) first() bool {
+	select {
+	case <-s.ctx.Done():
+		return false
+	case <-s.member.Done():
+		s.stop(s.member.Err())
+		return false
+	case <-s.replica.formed:
+	}
+	if s.Server() != nil {
+		return true
+	}
+	if err := s.listen(s.config.Addr); err != nil {
+		s.member.fail(err)
+		s.stop(err)
+		return false
+	}
+	return true
+}
+
+// Ready is closed when the store serves clients: a new cluster has to form first, for which more than half of its members have to run.
+func (s *Store) Ready() <-chan struct{} { return s.serving }
+
+// Server is the one that serves clients now, nil before the store is ready. It is another one after the member has taken over a snapshot
+// of the leader.
 func (s *Store) Server() *tcpstore.Server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +173,10 @@ func (s *Store) Close(ctx context.Context) error {
 	s.stop(errClosed)
 	s.tasks.Wait()
 	err := s.member.Close(ctx) // first: what the server does not apply any more must not get into a snapshot
-	return errors.Join(err, s.Server().Close())
+	if server := s.Server(); server != nil {
+		err = errors.Join(err, server.Close())
+	}
+	return err
 }
 
 // leaderHint is the reason for a refusal, with what is known of the leader.

@@ -44,7 +44,7 @@ func newStores(t *testing.T, n int) *stores {
 	t.Cleanup(func() {
 		var wait sync.WaitGroup
 		for _, one := range s.all {
-			wait.Go(func() { _ = one.Close(context.Background()) })
+			wait.Go(func() { _ = one.Close(ended()) })
 		}
 		wait.Wait()
 	})
@@ -75,6 +75,7 @@ func (s *stores) leader() int {
 
 func (s *stores) client(i int) *tcpstore.Client {
 	s.t.Helper()
+	<-s.all[i].Ready()
 	c, err := tcpstore.Dial(s.t.Context(), s.configs[i].Addr)
 	if err != nil {
 		s.t.Fatal(err)
@@ -105,7 +106,7 @@ func TestStore(t *testing.T) {
 	if err := s.all[away].Close(ctx); err != nil {
 		t.Error(err)
 	}
-	for i := range 3000 { // several snapshots
+	for i := range 1500 { // several snapshots
 		if err := c.Set(ctx, fmt.Sprint("key", i), make([]byte, 100)); err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +123,7 @@ func TestStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	c = s.client(away)
-	for key, want := range map[string]string{"epoch": "3", "count": "2", "key2999": string(make([]byte, 100))} {
+	for key, want := range map[string]string{"epoch": "3", "count": "2", "key1499": string(make([]byte, 100))} {
 		if got, err := c.Get(ctx, key); err != nil || string(got) != want {
 			t.Errorf("%s is %q, %v; want %q", key, got, err, want)
 		}

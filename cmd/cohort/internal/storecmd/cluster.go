@@ -64,6 +64,8 @@ func (f *clusterFlags) config(dataDir string) (c cluster.Config, err error) {
 // served is a server, alone or of a member.
 type served struct {
 	server func() *tcpstore.Server
+	// ready is closed when there is one.
+	ready <-chan struct{}
 	// done is closed when it cannot go on, for the reason that why returns.
 	done <-chan struct{}
 	why  func() error
@@ -82,7 +84,9 @@ func (a *app) listen(ctx context.Context, addr string, flags *serveFlags, opts [
 	if err != nil {
 		return s, portowner.Named(addr, err)
 	}
-	return served{server: func() *tcpstore.Server { return server }, end: func() { _ = server.Close() }}, nil
+	ready := make(chan struct{})
+	close(ready)
+	return served{server: func() *tcpstore.Server { return server }, ready: ready, end: func() { _ = server.Close() }}, nil
 }
 
 // listenMember starts a member of a cluster and its server.
@@ -102,7 +106,7 @@ func (a *app) listenMember(
 		return s, portowner.Named(addr, err)
 	}
 	return served{
-		server: store.Server, done: store.Done(), why: store.Member().Err,
+		server: store.Server, ready: store.Ready(), done: store.Done(), why: store.Member().Err,
 		end: func() { _ = store.Close(context.Background()) }, // it hands over for at most a second
 	}, nil
 }

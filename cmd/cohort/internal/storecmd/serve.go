@@ -164,6 +164,13 @@ func (a *app) serve(ctx context.Context, flags serveFlags) error {
 		return err
 	}
 	defer store.end()
+	select {
+	case <-store.ready:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-store.done:
+		return store.why()
+	}
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -32,7 +32,7 @@ func (m *model) last() uint64 { return m.snapshot + uint64(len(m.entries)) }
 // TestRecovery: a folder gives back what was written, whatever was replaced, covered by snapshots or installed before, after every restart.
 func TestRecovery(t *testing.T) {
 	t.Parallel()
-	for seed := range seeds.Range(15) {
+	for seed := range seeds.Range(5) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		dir := t.TempDir()
 		want := &model{state: "begin", snapshot: 1, term: 1}
