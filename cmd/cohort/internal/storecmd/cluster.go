@@ -179,7 +179,7 @@ func (a *app) memberOp(name, arg, short string, run func(ctx context.Context, at
 		if err != nil {
 			return err
 		}
-		return a.Print("store.member", memberDocument(status), membersText(status))
+		return a.Print("store.member."+name, memberDocument(status), membersText(status))
 	}
 	return cmd
 }

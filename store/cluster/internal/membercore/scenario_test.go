@@ -51,7 +51,7 @@ func (w *world) cut(h *host, off bool) {
 //
 //nolint:paralleltest // raft draws from the random source of the process
 func TestReturn(t *testing.T) {
-	for seed := range seeds.Range(10) {
+	for seed := range seeds.Range(6) {
 		w, leader := calm(t, seed)
 		term := leader.machine.Status().Term
 		other := w.hosts[leader.id%3]
@@ -69,7 +69,7 @@ func TestReturn(t *testing.T) {
 //
 //nolint:paralleltest // as above
 func TestCutOffLeader(t *testing.T) {
-	for seed := range seeds.Range(10) {
+	for seed := range seeds.Range(6) {
 		w, leader := calm(t, seed)
 		w.cut(leader, true)
 		w.wait(t, 5*time.Second, never)
@@ -92,7 +92,7 @@ func TestFailover(t *testing.T) {
 		silent bool
 	}{{"broken", 400 * time.Millisecond, false}, {"silent", 2 * time.Second, true}} {
 		var longest time.Duration
-		for seed := range seeds.Range(20) {
+		for seed := range seeds.Range(12) {
 			w, leader := calm(t, seed)
 			if c.silent {
 				w.cut(leader, true)
@@ -118,7 +118,7 @@ func TestFailover(t *testing.T) {
 //
 //nolint:paralleltest // as above
 func TestFullLeader(t *testing.T) {
-	for seed := range seeds.Range(10) {
+	for seed := range seeds.Range(6) {
 		w, leader := calm(t, seed)
 		leader.disk.full = true
 		w.wait(t, 3*time.Second, never)
