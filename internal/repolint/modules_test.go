@@ -51,7 +51,9 @@ func TestModules(t *testing.T) {
 }
 
 // heavy are modules that a program which imports a library package must not get: they belong to modules of their own.
-var heavy = []string{"go.etcd.io/", "google.golang.org/", "go.uber.org/zap", "go.opentelemetry.io/", module + "/store/cluster", module + "/cmd/"}
+var heavy = []string{
+	"go.etcd.io/", "google.golang.org/", "go.uber.org/zap", "go.opentelemetry.io/", module + "/store/cluster", module + "/cmd/",
+}
 
 // TestLibraryWithoutRaft: who imports store, group, launch or any other package of the root compiles neither raft nor what it needs.
 func TestLibraryWithoutRaft(t *testing.T) {

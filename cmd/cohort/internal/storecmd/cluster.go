@@ -73,7 +73,9 @@ type served struct {
 }
 
 // listen starts the server.
-func (a *app) listen(ctx context.Context, addr string, flags *serveFlags, opts []tcpstore.ServerOption, log *slog.Logger) (s served, err error) {
+func (a *app) listen(
+	ctx context.Context, addr string, flags *serveFlags, opts []tcpstore.ServerOption, log *slog.Logger,
+) (s served, err error) {
 	if flags.cluster.given() {
 		return a.listenMember(ctx, addr, flags, opts, log)
 	}
@@ -132,28 +134,37 @@ needs an empty folder, and to be added.`),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(
-		a.memberOp("list", "", "Show the members of a cluster, and which of them leads", func(context.Context, []string, string) error {
-			return nil
-		}),
-		a.memberOp("add", "NAME=HOST:PORT", "Add a member, which is then started with --join", func(ctx context.Context, at []string, arg string) error {
-			name, addr, ok := strings.Cut(arg, "=")
-			if !ok || name == "" {
-				return command.Usage(fmt.Errorf("%s: write NAME=HOST:PORT", arg))
-			}
-			return cluster.Add(ctx, at, nil, cluster.Peer{Name: name, Addr: addr})
-		}),
-		a.memberOp("remove", "NAME", "Remove a member; if it leads, another one does first", func(ctx context.Context, at []string, arg string) error {
-			return cluster.Remove(ctx, at, nil, arg)
-		}),
-		a.memberOp("lead", "NAME", "Let a member lead, before the one that leads is stopped", func(ctx context.Context, at []string, arg string) error {
-			return cluster.Transfer(ctx, at, nil, arg)
-		}),
+		a.memberOp("list", "", "Show the members of a cluster, and which of them leads", listMembers),
+		a.memberOp("add", "NAME=HOST:PORT", "Add a member, which is then started with --join", addMember),
+		a.memberOp("remove", "NAME", "Remove a member; if it leads, another one does first", removeMember),
+		a.memberOp("lead", "NAME", "Let a member lead, before the one that leads is stopped", leadMember),
 	)
 	return cmd
 }
 
+// memberRun does one thing with the cluster of some members.
+type memberRun func(ctx context.Context, at []string, arg string) error
+
+func listMembers(context.Context, []string, string) error { return nil } // they are shown after every change
+
+func addMember(ctx context.Context, at []string, arg string) error {
+	name, addr, ok := strings.Cut(arg, "=")
+	if !ok || name == "" {
+		return command.Usage(fmt.Errorf("%s: write NAME=HOST:PORT", arg))
+	}
+	return cluster.Add(ctx, at, nil, cluster.Peer{Name: name, Addr: addr})
+}
+
+func removeMember(ctx context.Context, at []string, arg string) error {
+	return cluster.Remove(ctx, at, nil, arg)
+}
+
+func leadMember(ctx context.Context, at []string, arg string) error {
+	return cluster.Transfer(ctx, at, nil, arg)
+}
+
 // memberOp makes a command that changes a cluster, and shows its members then.
-func (a *app) memberOp(name, arg, short string, run func(ctx context.Context, at []string, arg string) error) *cobra.Command {
+func (a *app) memberOp(name, arg, short string, run memberRun) *cobra.Command {
 	var at []string
 	var timeout time.Duration
 	args, use := command.Exactly(), name

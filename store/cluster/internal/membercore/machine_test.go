@@ -46,7 +46,9 @@ func aMachine(t *testing.T, members ...Member) *Machine {
 func TestBrokenPeer(t *testing.T) {
 	t.Parallel()
 	m := aMachine(t, Member{ID: 1, Name: "a", Addr: "a:1"}, Member{ID: 2, Name: "b", Addr: "b:1"})
-	m.Receive(&raftpb.Message{Type: raftpb.MsgHeartbeat.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(3)), Commit: new(uint64(99))})
+	m.Receive(&raftpb.Message{
+		Type: raftpb.MsgHeartbeat.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(3)), Commit: new(uint64(99)),
+	})
 	if m.Failed() == nil {
 		t.Error("a leader that has committed what this member has never seen is believed")
 	}
@@ -65,8 +67,10 @@ func TestDamagedState(t *testing.T) {
 	}
 	entry := func(index uint64) *raftpb.Entry { return &raftpb.Entry{Index: new(index), Term: new(uint64(2))} }
 	for name, s := range map[string]State{
-		"a hole":    {Snapshot: first, Entries: []*raftpb.Entry{entry(2), entry(4)}},
-		"too short": {Snapshot: first, Entries: []*raftpb.Entry{entry(2)}, Hard: &raftpb.HardState{Commit: new(uint64(3)), Term: new(uint64(2))}},
+		"a hole": {Snapshot: first, Entries: []*raftpb.Entry{entry(2), entry(4)}},
+		"too short": {
+			Snapshot: first, Entries: []*raftpb.Entry{entry(2)}, Hard: &raftpb.HardState{Commit: new(uint64(3)), Term: new(uint64(2))},
+		},
 	} {
 		if _, err := New(Config{ID: 1}, s); err == nil {
 			t.Errorf("%s is accepted", name)

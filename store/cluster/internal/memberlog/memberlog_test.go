@@ -36,7 +36,7 @@ func TestRecovery(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		dir := t.TempDir()
 		want := &model{state: "begin", snapshot: 1, term: 1}
-		log, w := reopen(t, dir, nil)
+		log, _ := reopen(t, dir, nil)
 		if err := Begin(log, snapshotOf(1, 1), bytes.NewBufferString("begin")); err != nil {
 			t.Fatal(err)
 		}
@@ -44,6 +44,7 @@ func TestRecovery(t *testing.T) {
 			if err := log.Close(); err != nil {
 				t.Fatal(err)
 			}
+			var w *Writer
 			log, w = reopen(t, dir, want)
 			for range 30 {
 				step(t, r, w, want)
@@ -93,7 +94,10 @@ func step(t *testing.T, r *rand.Rand, w *Writer, want *model) {
 		index := want.last() + uint64(r.IntN(5)) + 1
 		*want = model{snapshot: index, term: term, state: "installed"}
 		err = w.Write([]membercore.Write{{Install: snapshotOf(index, term), Hard: want.vote(term, 0, index)}},
-			func(_ *raftpb.Snapshot, out io.Writer) error { _, err := io.WriteString(out, "installed"); return err })
+			func(_ *raftpb.Snapshot, out io.Writer) error {
+				_, failed := io.WriteString(out, "installed")
+				return failed
+			})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +166,8 @@ func FuzzRecords(f *testing.F) {
 	f.Add(header.Bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if e, err := decodeEntry(data); err == nil {
-			if again, err := decodeEntry(encodeEntry(e)); err != nil || again.GetIndex() != e.GetIndex() || !bytes.Equal(again.GetData(), e.GetData()) {
+			again, err := decodeEntry(encodeEntry(e))
+			if err != nil || again.GetIndex() != e.GetIndex() || !bytes.Equal(again.GetData(), e.GetData()) {
 				t.Errorf("%v becomes %v, %v", e, again, err)
 			}
 		}
