@@ -15,7 +15,6 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storecore"
-	"github.com/cohort-dist/cohort/internal/store/storejournal"
 	"github.com/cohort-dist/cohort/internal/store/storeserve"
 )
 
@@ -244,11 +243,12 @@ func captureAlone(m *storecore.Machine) (Image, error) {
 	}
 	defer image.End()
 	var b bytes.Buffer
-	err := storejournal.Save(&b, func() ([]byte, bool, error) {
-		part, more := image.Next()
-		return part, more, nil
-	})
-	return wholeImage{bytes.NewReader(b.Bytes())}, err
+	for more := true; more; {
+		var part []byte
+		part, more = image.Next()
+		b.Write(part)
+	}
+	return wholeImage{bytes.NewReader(b.Bytes())}, nil
 }
 
 var errBeingMade = cohort.New("cluster: snapshot", cohort.Unavailable, "another snapshot is being made")
@@ -287,31 +287,23 @@ type servedImage struct {
 
 // WriteTo implements io.WriterTo.
 func (i *servedImage) WriteTo(w io.Writer) (n int64, err error) {
-	count := &counting{w: w}
-	err = storejournal.Save(count, func() (part []byte, more bool, err error) {
+	for more := true; more; {
+		var part []byte
 		if !i.sink.Do(func(*storeserve.Core) { part, more = i.image.Next() }) {
-			err = cohort.New("cluster: snapshot", cohort.Closed, "the server was closed meanwhile")
+			return n, cohort.New("cluster: snapshot", cohort.Closed, "the server was closed meanwhile")
 		}
-		return part, more, err
-	})
-	return count.n, err
+		written, err := w.Write(part)
+		if n += int64(written); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
 }
 
 // Close gives up what is left.
 func (i *servedImage) Close() error {
 	i.sink.Do(func(*storeserve.Core) { i.image.End() })
 	return nil
-}
-
-type counting struct {
-	w io.Writer
-	n int64
-}
-
-func (c *counting) Write(b []byte) (int, error) {
-	n, err := c.w.Write(b)
-	c.n += int64(n)
-	return n, err
 }
 
 // journal is the replica as one server sees it.

@@ -98,7 +98,7 @@ func newSide(t *testing.T, id uint64, change func(*Config)) *side {
 		addr: l.Addr().String(), messages: make(chan *raftpb.Message, 16), broken: make(chan uint64, 16), removed: make(chan struct{}, 1),
 	}
 	c := Config{
-		Cluster: [16]byte{1}, Self: id, Level: 1, Handler: s, Users: peeruid.New(nil, nil), Log: slog.New(slog.DiscardHandler),
+		Cluster: [16]byte{1}, Self: id, Level: 1, Handler: s, Users: peeruid.Default(nil, nil), Log: slog.New(slog.DiscardHandler),
 		SnapshotRate: 1 << 30, SnapshotSize: 8 << 20,
 	}
 	if change != nil {
