@@ -28,7 +28,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
-	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
 )
 
@@ -295,24 +294,6 @@ func certificate(t *testing.T) *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, RootCAs: pool, ClientCAs: pool,
 		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
-	}
-}
-
-// TestOtherUser: another user of the host cannot connect.
-func TestOtherUser(t *testing.T) {
-	testkit.NeedOtherUser(t)
-	b := newSide(t, 2, nil)
-	c, err := testkit.DialAs(t, "tcp", b.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-	if err = writeGreeting(c, hello{Format: 1, Kind: kindRequest}); err == nil {
-		var r reply
-		err = readGreeting(c, &r)
-	}
-	if err == nil {
-		t.Error("another user is answered")
 	}
 }
 
