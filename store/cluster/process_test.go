@@ -134,16 +134,6 @@ func newProcesses(t *testing.T, n int) *processes {
 	return ps
 }
 
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
 func (ps *processes) start(i int) {
 	ps.t.Helper()
 	doc, err := json.Marshal(ps.configs[i])

@@ -158,3 +158,13 @@ func TestListenTwice(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
