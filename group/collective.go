@@ -235,6 +235,10 @@ func (g *Group) argsOf(ctx context.Context) *collective.Group {
 // first of them. With [WaitAllRanks] rank 0 waits that long for each rank in turn, so that ranks that are only slow are not named.
 // A barrier that fails fails the group. So does one that the deadline of rank 0's ctx ends: it names the ranks that had not arrived too.
 //
+// Where a rank calls another collective instead, all ranks get an error that matches [cohort.Mismatch] and names both sides, at once. With
+// the transport [Gloo] they wait for the limit: its wire does not carry what a rank called, and PyTorch ranks only say it when they run
+// with TORCH_DISTRIBUTED_DEBUG=DETAIL.
+//
 // It corresponds to torch.distributed.monitored_barrier. It takes two sequence numbers, as there.
 func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 	if g == nil {
@@ -261,11 +265,13 @@ func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {
 	w.steps.add(func(running context.Context) error {
 		running, end := g.untilDeadline(running, ctx)
 		defer end()
-		b := monitoredbarrier.Barrier{Mesh: g.mesh, Limit: limit, All: c.waitAll}
+		b := monitoredbarrier.Barrier{Mesh: g.mesh, Limit: limit, All: c.waitAll, Tag: w.call.Request.Tag}
 		// On gloo's wire the slots are the bare sequence numbers, as PyTorch has it; on the native wire they are out of the way
 		// of user tags.
 		if b.Report = uint64(w.call.Request.Tag); g.Transport() != Gloo {
 			b.Report |= 1 << 62
+		} else {
+			b.Hint = "; a rank that is in another collective waits too: gloo's wire does not say which, the command \"cohort why\" does"
 		}
 		b.Release = b.Report + 1
 		return b.Run(running)
@@ -286,9 +292,9 @@ func (g *Group) untilDeadline(running, caller context.Context) (context.Context,
 
 // waitMonitored is Work.Wait for a monitored barrier.
 func (g *Group) waitMonitored(ctx context.Context, w *Work) error {
-	err := w.Wait(ctx)
-	if w.Completed() {
-		return err
+	_ = w.Wait(ctx)
+	if w.Completed() { // perhaps only after the context had ended, which Wait has said then
+		return w.Err()
 	}
 	if g.rank == 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		grace := time.NewTimer(monitoredGrace)

@@ -21,29 +21,51 @@ import (
 // Op stands in front of the errors.
 const opName = "group: monitored_barrier"
 
+// Comparer is a mesh that knows what ranks called. Between EnterBarrier and LeaveBarrier, a rank that calls another collective with the
+// same tag fails the mesh on all ranks, with an error that names both.
+type Comparer interface {
+	EnterBarrier(tag uint32)
+	LeaveBarrier(tag uint32)
+}
+
 // Barrier is one barrier of the ranks of a mesh.
 type Barrier struct {
 	Mesh transport.Mesh
 	// Report and Release are the slots of the two messages. On gloo's wire they are the group's collective counter.
 	Report, Release uint64
+	// Tag is the group's collective counter, for a mesh that is a [Comparer].
+	Tag uint32
 	// Limit is how long rank 0 waits; the other ranks leave it to rank 0, which can name the late one.
 	Limit time.Duration
 	// All makes rank 0 wait for every rank, each for the whole limit, and name all that are late. Otherwise the time is shared, and
 	// the first late rank ends the barrier.
 	All bool
+	// Hint follows the names of the late ranks.
+	Hint string
 }
 
 // Run returns when all ranks have come, or with the reason why not. Nothing of it is posted any more then: what cannot be taken back
 // fails the mesh.
 func (b *Barrier) Run(ctx context.Context) error {
-	switch {
-	case b.Mesh.Size() == 1:
+	if b.Mesh.Size() == 1 {
 		return nil
-	case b.Mesh.Rank() == 0:
-		return b.lead(ctx)
-	default:
-		return b.follow(ctx)
 	}
+	if m, ok := b.Mesh.(Comparer); ok {
+		m.EnterBarrier(b.Tag)
+		defer m.LeaveBarrier(b.Tag)
+	}
+	err := b.run(ctx)
+	if e, ok := errors.AsType[*cohort.Error](err); ok && e.Code == cohort.DeadlineExceeded && e.Detail != "" {
+		e.Detail += b.Hint
+	}
+	return err
+}
+
+func (b *Barrier) run(ctx context.Context) error {
+	if b.Mesh.Rank() == 0 {
+		return b.lead(ctx)
+	}
+	return b.follow(ctx)
 }
 
 // do posts one message and waits for it.
@@ -76,8 +98,8 @@ func (b *Barrier) follow(ctx context.Context) error {
 	if err == nil {
 		err = b.do(ctx, 0, b.Release, make([]byte, 4), false)
 	}
-	if err == nil {
-		return nil
+	if err == nil || cohort.CodeOf(err) == cohort.Mismatch { // which names both sides
+		return err
 	}
 	here := "rank " + strconv.Itoa(b.Mesh.Rank()) + " reached the barrier"
 	e := cohort.Wrap(opName, cohort.PeerLost, err)
@@ -114,6 +136,9 @@ func (b *Barrier) lead(ctx context.Context) error {
 		switch {
 		case err == nil:
 			came = append(came, r)
+		case cohort.CodeOf(err) == cohort.Mismatch: // of the whole mesh
+			b.giveUp(ctx, ops, err)
+			return err
 		case ctx.Err() != nil:
 			e := ended(ctx, ops)
 			b.giveUp(ctx, ops, err)

@@ -175,6 +175,7 @@ func (m *Mesh) over() bool {
 		m.fail(err)
 		return true
 	}
+	m.compareBarrier()
 	return m.mu.closed || m.mu.err != nil
 }
 
@@ -255,6 +256,11 @@ func (m *Mesh) fail(err error) {
 // violated ends the group, here and on the other ranks, because of what a rank has put into its ring. It runs under the lock.
 func (m *Mesh) violated(p *meshPeer, detail string) {
 	why := &cohort.Error{Op: "shm: message", Code: cohort.Protocol, Rank: cohort.Rank(p.rank), Detail: detail}
+	m.end(why)
+}
+
+// end ends the group, here and on the other ranks. It runs under the lock.
+func (m *Mesh) end(why *cohort.Error) {
 	err := error(why)
 	m.engine.failure.failed.CompareAndSwap(nil, &err)
 	m.fail(err)

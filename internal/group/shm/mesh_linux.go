@@ -41,6 +41,7 @@ type Mesh struct {
 		early   transport.EarlyPool[offerID]
 		pending int  // operations, and replies that are not in a ring yet
 		moves   uint // of frames through rings
+		barrier barrier
 		err     error
 		closed  bool
 	}

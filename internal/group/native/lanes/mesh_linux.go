@@ -67,6 +67,11 @@ func (m *mesh) End(slot uint64) {
 	}
 }
 
+// EnterBarrier and LeaveBarrier frame a monitored barrier, as Begin and End a collective.
+func (m *mesh) EnterBarrier(tag uint32) { m.first.EnterBarrier(tag) }
+
+func (m *mesh) LeaveBarrier(tag uint32) { m.first.LeaveBarrier(tag) }
+
 // retract reports whether the other lanes were notified of a call.
 func (m *mesh) retract(slot uint64) bool {
 	failpoint.At("lanes.retract")

@@ -110,6 +110,14 @@ func (m *Mesh) End(slot uint64) {
 	}
 }
 
+// EnterBarrier takes note that this rank is in a monitored barrier, as Begin does of a collective.
+func (m *Mesh) EnterBarrier(tag uint32) {
+	m.Begin(nativewire.CollectiveSlot(tag), nativewire.MonitoredBarrier())
+}
+
+// LeaveBarrier takes note that it is over.
+func (m *Mesh) LeaveBarrier(tag uint32) { m.End(nativewire.CollectiveSlot(tag)) }
+
 // notice looks every slice for collectives that take long, and notifies all peers about each, once: they may wait for this rank in another
 // operation.
 func (m *Mesh) notice(now time.Time) {
@@ -149,7 +157,7 @@ func (m *Mesh) compare(peer int, h *nativewire.Header) bool {
 
 func (m *Mesh) mismatch(peer int, slot uint64, theirs, ours nativewire.Call) error {
 	return &cohort.Error{
-		Op: "group: " + ours.Kind.String(), Code: cohort.Mismatch, Rank: cohort.Rank(peer), Peer: m.mu.conns[peer].addr,
+		Op: "group: " + ours.Name(), Code: cohort.Mismatch, Rank: cohort.Rank(peer), Peer: m.mu.conns[peer].addr,
 		Detail: "operation " + itoa(int(nativewire.TagOf(slot))) + ": rank " + itoa(peer) + " called " + theirs.String() + ", rank " +
 			itoa(m.rank) + " called " + ours.String() + "; all ranks must call the same operations in the same order",
 	}

@@ -44,6 +44,20 @@ func (c *Call) Agrees(o *Call, rank, peer int) bool {
 // unevenBlocks stands for the size of blocks of which only the root of a gather or scatter knows the sizes.
 const unevenBlocks = 1 << 63
 
+// monitored tells a monitored barrier from a plain one, in the place of the root.
+const monitored = 1
+
+// MonitoredBarrier describes a monitored barrier, whose own messages carry no call.
+func MonitoredBarrier() Call { return Call{Kind: collective.Barrier, Root: monitored} }
+
+// Name returns PyTorch's name of the collective.
+func (c *Call) Name() string {
+	if c.Kind == collective.Barrier && c.Root == monitored {
+		return "monitored_barrier"
+	}
+	return c.Kind.String()
+}
+
 // CallOf describes a request. Sizes that may differ from rank to rank (uneven gather and scatter, all-to-all) are left out: there
 // each message's length is checked against its room.
 func CallOf(q *collective.Request) Call {
@@ -97,7 +111,7 @@ func (c *Call) String() string {
 	if c.Kind > collective.Barrier {
 		return fmt.Sprintf("collective(%d)", c.Kind)
 	}
-	b.WriteString(c.Kind.String())
+	b.WriteString(c.Name())
 	b.WriteByte('(')
 	var list []string
 	if c.Kind.Reduces() && c.Op.Valid() {
