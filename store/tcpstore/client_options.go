@@ -15,6 +15,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/store/storeop"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -86,7 +87,7 @@ func newClientConfig(opts []ClientOption) clientConfig {
 		commonConfig: defaultCommon(),
 		timeout:      store.DefaultTimeout,
 		waitConns:    defaultWaitConns,
-		dial:         new(ctxdial.Faithful).Alive,
+		dial:         (&ctxdial.Faithful{Refuse: portowner.RefuseTorchPort}).Alive,
 		limits:       wire.DefaultLimits,
 	}
 	for _, o := range opts {

@@ -18,6 +18,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/ncclras"
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 )
 
 // Xid is an error of a GPU, as NVIDIA's driver has logged it.
@@ -143,7 +144,7 @@ func askNCCL(ctx context.Context, j Job) ncclEvidence {
 			pids[pid] = r.Rank
 		}
 		// Only a process with a GPU has communicators. To look for the library costs more.
-		if addr == "" && (r.env["NCCL_RAS_ADDR"] != "" || usesGPU("/proc", r.PID)) && loaded(r.PID, "/libnccl") {
+		if addr == "" && (r.env["NCCL_RAS_ADDR"] != "" || usesGPU("/proc", r.PID)) && portowner.Loaded(r.PID, "/libnccl") {
 			addr = cmp.Or(r.env["NCCL_RAS_ADDR"], ncclras.DefaultAddr)
 		}
 	}

@@ -4,7 +4,6 @@
 package jobscan
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"os"
@@ -15,10 +14,11 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 )
 
 // hasTorch reports whether a process has loaded PyTorch. If it runs no Python code then, it is not starting.
-func hasTorch(pid int) bool { return loaded(pid, "/libtorch") }
+func hasTorch(pid int) bool { return portowner.Loaded(pid, "/libtorch") }
 
 // torchSize is less than PyTorch's libraries take in a process's address space.
 const torchSize = 64 << 20
@@ -29,21 +29,6 @@ func mayHaveTorch(proc string, pid int) bool {
 	pages, _, _ := strings.Cut(string(b), " ")
 	n, failed := strconv.Atoi(pages)
 	return err == nil && failed == nil && n >= torchSize/os.Getpagesize()
-}
-
-// loaded reports whether a process has loaded a library.
-func loaded(pid int, library string) bool {
-	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "maps")) // a file of the kernel
-	if err != nil {
-		return false
-	}
-	defer func() { _ = f.Close() }()
-	for sc := bufio.NewScanner(f); sc.Scan(); {
-		if bytes.Contains(sc.Bytes(), []byte(library)) {
-			return true
-		}
-	}
-	return false
 }
 
 // stat returns the parent and the state of a process.

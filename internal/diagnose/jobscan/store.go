@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cohort-dist/cohort"
@@ -112,9 +113,10 @@ func oldKeys(ctx context.Context, q question) bool {
 func noStore(ctx context.Context, addr string, ranks []int) string {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	conn, err := ctxdial.Dial(ctx, &net.Dialer{}, "tcp", addr)
+	quiet := net.Dialer{Control: func(_, at string, _ syscall.RawConn) error { return portowner.RefuseTorchPort(at) }}
+	conn, err := ctxdial.Dial(ctx, &quiet, "tcp", addr)
 	if err != nil {
-		return ""
+		return "" // of PyTorch it is not disturbed
 	}
 	local, remote := conn.LocalAddr(), conn.RemoteAddr()
 	_ = conn.Close()

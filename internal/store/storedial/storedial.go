@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/store/storeop"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 )
 
@@ -156,6 +157,9 @@ func (d *Dialer) open(ctx context.Context) (net.Conn, ctxdial.Interrupt, error) 
 		}
 		if ctxdial.BadAddr(err) {
 			e.Code, e.Detail = cohort.InvalidArgument, err.Error()+`: want "host:port" with a port from 1 to 65535`
+		}
+		if refused, ok := errors.AsType[*portowner.TorchPortError](err); ok {
+			e.Code, e.Detail = cohort.Protocol, refused.Error()
 		}
 		return nil, ctxdial.Interrupt{}, e
 	}

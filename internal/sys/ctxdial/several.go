@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -121,6 +122,9 @@ const aloneFor = 5 * time.Second
 // and others only if it refuses or does not answer in time: behind another may be another server, and one that is silent would delay each
 // connection. Its zero value is ready to use.
 type Faithful struct {
+	// Refuse, if not nil, is asked about each address ("IP:port") before a connection is tried. Its error is that of the attempt.
+	Refuse func(addr string) error
+
 	mu struct {
 		sync.Mutex
 
@@ -131,6 +135,9 @@ type Faithful struct {
 // Alive is [Dial] with keep-alive, which finds a peer whose machine vanished.
 func (f *Faithful) Alive(ctx context.Context, network, addr string) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 3 * time.Second, Count: 4}}
+	if f.Refuse != nil {
+		d.Control = func(_, addr string, _ syscall.RawConn) error { return f.Refuse(addr) }
+	}
 	addrs, err := addresses(ctx, &d, network, addr)
 	if err != nil {
 		return nil, err

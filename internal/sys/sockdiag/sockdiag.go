@@ -38,6 +38,8 @@ type Socket struct {
 	UID uint32
 	// Retries is how often the segment that was sent last has been sent again without an answer.
 	Retries uint8
+	// Backlog is how many connections may wait at a socket that listens, as far as the kernel says it; /proc does not.
+	Backlog uint32
 }
 
 // The layout of netlink messages, all numbers but ports and addresses in the machine's byte order.
@@ -57,6 +59,7 @@ const (
 	statePlace, retriesPlace                          = 1, 3
 	sourcePortPlace, destPortPlace                    = 4, 6
 	sourcePlace, destPlace, uidPlace, inodePlace      = 8, 24, 64, 68
+	backlogPlace                                      = 60 // of a connection: what it has not sent
 	messageLen                                        = 72
 	familyIPv4, familyIPv6                       byte = 2, 10
 )
@@ -125,6 +128,9 @@ func parseSocket(body []byte) (s Socket, ok bool) {
 	s.State, s.Retries = State(body[statePlace]), body[retriesPlace]
 	s.UID = binary.NativeEndian.Uint32(body[uidPlace:])
 	s.Inode = binary.NativeEndian.Uint32(body[inodePlace:])
+	if s.State == Listen {
+		s.Backlog = binary.NativeEndian.Uint32(body[backlogPlace:])
+	}
 	s.Local, ok = addrOf(body, sourcePlace, sourcePortPlace)
 	s.Remote, _ = addrOf(body, destPlace, destPortPlace)
 	return s, ok

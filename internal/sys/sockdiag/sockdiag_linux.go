@@ -115,6 +115,27 @@ func ask(local, remote netip.AddrPort) (s Socket, err error) {
 	return s, err
 }
 
+// FindListener returns the socket of this process's network namespace that listens at exactly this address, and not at all addresses.
+// Only netlink is asked.
+func FindListener(at netip.AddrPort) (s Socket, err error) {
+	at = plain(at)
+	all := netip.IPv6Unspecified()
+	if at.Addr().Is4() {
+		all = netip.IPv4Unspecified()
+	}
+	err = exchange(findRequest(at, netip.AddrPortFrom(all, 0)), func(answer Socket) bool {
+		s = answer
+		return true
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT), err == nil && (s.State != Listen || s.Local != at):
+		return Socket{}, ErrNotFound
+	case err != nil:
+		return Socket{}, ErrUnavailable
+	}
+	return s, nil
+}
+
 // datagramLen is the largest part of a dump.
 const datagramLen = 32 << 10
 

@@ -33,6 +33,7 @@ func answer(family byte, s Socket) []byte {
 	copy(b[destPlace:], s.Remote.Addr().AsSlice())
 	binary.NativeEndian.PutUint32(b[uidPlace:], s.UID)
 	binary.NativeEndian.PutUint32(b[inodePlace:], s.Inode)
+	binary.NativeEndian.PutUint32(b[backlogPlace:], s.Backlog)
 	return b
 }
 
@@ -44,7 +45,7 @@ func TestParse(t *testing.T) {
 		State: SynSent, Local: netip.MustParseAddrPort("127.0.0.1:40000"), Remote: netip.MustParseAddrPort("10.0.0.1:29500"),
 		Inode: 4711, UID: 1001, Retries: 3,
 	}
-	six := Socket{State: Listen, Local: netip.MustParseAddrPort("[::1]:29500"), Remote: netip.MustParseAddrPort("[::]:0"), Inode: 12}
+	six := Socket{State: Listen, Local: netip.MustParseAddrPort("[::1]:29500"), Remote: netip.MustParseAddrPort("[::]:0"), Inode: 12, Backlog: 128}
 	mapped := six
 	mapped.Local = netip.MustParseAddrPort("[::ffff:10.0.0.2]:29500")
 	var got []Socket
