@@ -40,8 +40,21 @@ func TestErrorText(t *testing.T) {
 		},
 		{
 			Wrap("rpc: call", Canceled, New("rpc: request", Canceled, "the caller has given up")),
-			"rpc: call: cancelled: rpc: request: cancelled: the caller has given up",
+			"rpc: call: cancelled: rpc: request: the caller has given up",
 		},
+		{
+			Wrap("a", Aborted, Wrap("b", Aborted, &Error{Op: "c", Code: Aborted, Rank: NoRank, Key: "k", Detail: "aborted: it says so itself"})),
+			`a: aborted: b: c "k": aborted: it says so itself`,
+		},
+		{
+			Newf("a", Aborted, "group 0 has failed before: %w; make a new one", New("b", Aborted, "rank 1 left")),
+			"a: aborted: group 0 has failed before: b: rank 1 left; make a new one",
+		},
+		{
+			Newf("a", Aborted, "lost: %w", fmt.Errorf("outer: %w", New("b", PeerLost, "rank 1 left"))),
+			"a: aborted: lost: outer: b: peer lost: rank 1 left",
+		},
+		{Wrap("a", Aborted, errors.Join(errors.New("x"), New("b", Aborted, "y"))), "a: aborted: x\nb: y"},
 		{
 			&Error{Op: "group: rendezvous", Code: DeadlineExceeded, Rank: 2, Detail: "rank 2 of group 0 did not appear"},
 			"group: rendezvous: timeout: rank 2 of group 0 did not appear",

@@ -131,10 +131,7 @@ func Wrap(op string, code Code, err error) *Error {
 // Error returns one line: operation, key, what happened, facts, cause.
 func (e *Error) Error() string {
 	var b strings.Builder
-	b.WriteString(e.Op)
-	if e.Key != "" {
-		fmt.Fprintf(&b, " %q", e.Key)
-	}
+	b.WriteString(e.head())
 	if b.Len() > 0 {
 		b.WriteString(": ")
 	}
@@ -146,15 +143,37 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, " (peer %s)", e.Peer)
 	}
 	if e.Detail != "" {
-		b.WriteString(": " + e.Detail)
+		b.WriteString(": " + e.shortened(e.Detail))
 	} else if e.Err != nil && !errors.Is(e.Code, e.Err) {
 		// A cause of the same operation and code has both already.
 		text := strings.TrimPrefix(e.Err.Error(), e.Op+": "+e.Code.String()+": ")
 		if text != e.Code.String() {
-			b.WriteString(": " + text)
+			b.WriteString(": " + e.shortened(text))
 		}
 	}
 	return b.String()
+}
+
+// shortened returns a text about e without the words of its code where the text repeats a cause that has the same code.
+func (e *Error) shortened(text string) string {
+	cause, ok := errors.AsType[*Error](e.Err)
+	if !ok || cause.Code != e.Code {
+		return text
+	}
+	whole := cause.Error()
+	head := cause.head()
+	if rest, ok := strings.CutPrefix(whole, head+": "+e.Code.String()+": "); ok && head != "" {
+		return strings.Replace(text, whole, head+": "+rest, 1)
+	}
+	return text
+}
+
+// head is what stands before the code in the text.
+func (e *Error) head() string {
+	if e.Key == "" {
+		return e.Op
+	}
+	return fmt.Sprintf("%s %q", e.Op, e.Key)
 }
 
 // Unwrap returns the cause.
