@@ -236,8 +236,7 @@ func (g *Group) argsOf(ctx context.Context) *collective.Group {
 // A barrier that fails fails the group. So does one that the deadline of rank 0's ctx ends: it names the ranks that had not arrived too.
 //
 // Where a rank calls another collective instead, all ranks get an error that matches [cohort.Mismatch] and names both sides, at once. With
-// the transport [Gloo] they wait for the limit: its wire does not carry what a rank called, and PyTorch ranks only say it when they run
-// with TORCH_DISTRIBUTED_DEBUG=DETAIL.
+// the transport [Gloo] they wait for the limit: its wire does not carry what a rank called.
 //
 // It corresponds to torch.distributed.monitored_barrier. It takes two sequence numbers, as there.
 func (g *Group) MonitoredBarrier(ctx context.Context, opts ...OpOption) error {

@@ -99,9 +99,9 @@ func (a *attempt) missingError(ctx context.Context, waitedFor int, err error) er
 	}
 	var missing []int
 	failure := a.Place.GiveUp(ctx)
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingLimit)
+	defer cancel()
 	if failure == nil {
-		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingLimit)
-		defer cancel()
 		if missing, failure = a.Place.Missing(look); failure == nil {
 			p.recordDead(missing, a.deadMembers(look, missing))
 		}
@@ -112,7 +112,7 @@ func (a *attempt) missingError(ctx context.Context, waitedFor int, err error) er
 	case len(missing) == 0 && waitedFor >= 0:
 		missing = []int{waitedFor}
 	}
-	p.hints = a.hints()
+	p.hints = a.hints() + a.elsewhere(look, missing)
 	p.narrow("appear", missing...)
 	if ctx.Err() == nil {
 		return err // the next attempt may have them
