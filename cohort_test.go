@@ -43,7 +43,9 @@ func TestErrorText(t *testing.T) {
 			"rpc: call: cancelled: rpc: request: the caller has given up",
 		},
 		{
-			Wrap("a", Aborted, Wrap("b", Aborted, &Error{Op: "c", Code: Aborted, Rank: NoRank, Key: "k", Detail: "aborted: it says so itself"})),
+			Wrap("a", Aborted, Wrap("b", Aborted, &Error{
+				Op: "c", Code: Aborted, Rank: NoRank, Key: "k", Detail: "aborted: it says so itself",
+			})),
 			`a: aborted: b: c "k": aborted: it says so itself`,
 		},
 		{

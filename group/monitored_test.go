@@ -45,7 +45,7 @@ func TestMonitoredBarrierBesideAnotherCollective(t *testing.T) {
 	}
 }
 
-// TestMonitoredBarrierThenCollectives: ranks leave a monitored barrier one after the other and go on, which is no difference.
+// TestMonitoredBarrierThenCollectives: ranks leave a monitored barrier one after the other and go on, which differs in nothing.
 func TestMonitoredBarrierThenCollectives(t *testing.T) {
 	t.Parallel()
 	for _, transport := range transports {

@@ -15,8 +15,8 @@ import (
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
-// TestStoreClientAtAPortOfAWorker: a client of a store that is pointed at the ports of a PyTorch worker, again and again, says what they are
-// and does the worker no harm. Before, the first try ended PyTorch 1.13: it took the first bytes of the client for a length and had not
+// TestStoreClientAtAPortOfAWorker: a client of a store that is pointed at the ports of a PyTorch worker, again and again, says what they
+// are and does the worker no harm. Before, the first try ended PyTorch 1.13: it took the first bytes of the client for a length and had not
 // so much memory.
 func TestStoreClientAtAPortOfAWorker(t *testing.T) {
 	torchtest.EachWith(t, torchtest.TensorPipe, func(t *testing.T, tr *torchtest.Torch) {

@@ -30,8 +30,8 @@ func (a *attempt) elsewhere(ctx context.Context, missing []int) string {
 	for _, key := range keys {
 		for _, rank := range missing {
 			if prefix, found := a.otherPrefix(key, rank); found {
-				return "; " + ranklist.Words([]int{rank}) + " has come under the prefix " + quoted(prefix) + " of the store, and this rank's is " +
-					quoted(p.wholePrefix())
+				return "; " + ranklist.Words([]int{rank}) + " has come under the prefix " + quoted(prefix) +
+					" of the store, and this rank's is " + quoted(p.wholePrefix())
 			}
 		}
 	}

@@ -21,9 +21,9 @@ import (
 // Op stands in front of the errors.
 const opName = "group: monitored_barrier"
 
-// Comparer is a mesh that knows what ranks called. Between EnterBarrier and LeaveBarrier, a rank that calls another collective with the
+// comparer is a mesh that knows what ranks called. Between EnterBarrier and LeaveBarrier, a rank that calls another collective with the
 // same tag fails the mesh on all ranks, with an error that names both.
-type Comparer interface {
+type comparer interface {
 	EnterBarrier(tag uint32)
 	LeaveBarrier(tag uint32)
 }
@@ -33,7 +33,7 @@ type Barrier struct {
 	Mesh transport.Mesh
 	// Report and Release are the slots of the two messages. On gloo's wire they are the group's collective counter.
 	Report, Release uint64
-	// Tag is the group's collective counter, for a mesh that is a [Comparer].
+	// Tag is the group's collective counter, for a mesh that compares what ranks called.
 	Tag uint32
 	// Limit is how long rank 0 waits; the other ranks leave it to rank 0, which can name the late one.
 	Limit time.Duration
@@ -50,7 +50,7 @@ func (b *Barrier) Run(ctx context.Context) error {
 	if b.Mesh.Size() == 1 {
 		return nil
 	}
-	if m, ok := b.Mesh.(Comparer); ok {
+	if m, ok := b.Mesh.(comparer); ok {
 		m.EnterBarrier(b.Tag)
 		defer m.LeaveBarrier(b.Tag)
 	}

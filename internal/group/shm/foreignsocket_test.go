@@ -87,7 +87,8 @@ func TestSocketOfAnotherUser(t *testing.T) {
 				}
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), "the socket belongs to user 65534") || !strings.Contains(err.Error(), "rank 0") {
+			if err == nil || !strings.Contains(err.Error(), "the socket belongs to user 65534") ||
+				!strings.Contains(err.Error(), "rank 0") {
 				t.Errorf("a socket of another user: %v", err)
 			}
 			if one.seg != nil || one.file != nil || heard.Len() > 0 {

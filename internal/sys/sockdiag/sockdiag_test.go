@@ -45,7 +45,10 @@ func TestParse(t *testing.T) {
 		State: SynSent, Local: netip.MustParseAddrPort("127.0.0.1:40000"), Remote: netip.MustParseAddrPort("10.0.0.1:29500"),
 		Inode: 4711, UID: 1001, Retries: 3,
 	}
-	six := Socket{State: Listen, Local: netip.MustParseAddrPort("[::1]:29500"), Remote: netip.MustParseAddrPort("[::]:0"), Inode: 12, Backlog: 128}
+	six := Socket{
+		State: Listen, Local: netip.MustParseAddrPort("[::1]:29500"), Remote: netip.MustParseAddrPort("[::]:0"),
+		Inode: 12, Backlog: 128,
+	}
 	mapped := six
 	mapped.Local = netip.MustParseAddrPort("[::ffff:10.0.0.2]:29500")
 	var got []Socket
