@@ -240,3 +240,25 @@ func BenchmarkFind(b *testing.B) {
 		}
 	}
 }
+
+// TestFindListener: a socket that listens at one address is found there, and one that listens at all addresses is not.
+func TestFindListener(t *testing.T) {
+	for listen, found := range map[string]bool{"127.0.0.1:0": true, "0.0.0.0:0": false} {
+		l, err := net.Listen("tcp4", listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), addrPort(t, l.Addr()).Port())
+		s, err := FindListener(at)
+		if errors.Is(err, ErrUnavailable) {
+			t.Skip(err)
+		}
+		if found && (err != nil || s.Local != at || s.Inode == 0 || s.Backlog == 0) || !found && !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: %+v, %v", listen, s, err)
+		}
+		_ = l.Close()
+		if s, err = FindListener(at); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s, closed: %+v, %v", listen, s, err)
+		}
+	}
+}
