@@ -16,7 +16,7 @@ import (
 const (
 	// EnvToken holds the token of the job, EnvTokenFile names a file that does. "cohort run" takes the first out of its environment, which
 	// its workers inherit.
-	EnvToken, EnvTokenFile = "COHORT_TOKEN", "COHORT_TOKEN_FILE"
+	EnvToken, EnvTokenFile = "COHORT_TOKEN", "COHORT_TOKEN_FILE" //nolint:gosec // the names of variables
 	// EnvPlaintext is --insecure-plaintext.
 	EnvPlaintext = "COHORT_INSECURE_PLAINTEXT"
 	// maxTokenFile bounds the file.
