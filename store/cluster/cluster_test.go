@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/gob"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -392,4 +393,14 @@ func anyLearner(s cluster.Status) bool {
 		}
 	}
 	return false
+}
+
+// TestZeroValues: a member or store that Start did not make has a text, as all public types do.
+func TestZeroValues(t *testing.T) {
+	t.Parallel()
+	for want, v := range map[string]fmt.Stringer{"no member": new(cluster.Member), "store of no member": new(cluster.Store)} {
+		if got := v.String(); got != want {
+			t.Errorf("%T: %q, want %q", v, got, want)
+		}
+	}
 }

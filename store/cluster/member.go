@@ -231,6 +231,9 @@ func (m *Member) fail(err error) {
 
 // String returns the member's name and role.
 func (m *Member) String() string {
+	if m == nil || m.status.Load() == nil {
+		return "no member"
+	}
 	s := m.Status()
 	if s.Leading {
 		return "member " + s.Name + ", the leader"

@@ -151,6 +151,8 @@ var leftOut = map[string]string{
 	"bench": "measures; bench_coll.txtar and bench_rpc.txtar run it",
 	"demo":  "demo.txtar runs it", "why": "inspects every job of this machine; why.txtar runs it",
 	"store clear":  "would take the store from the other examples",
+	"store backup": "needs a folder; data.txtar runs it", "store check": "as store backup", "store restore": "as store backup",
+	"store member": "needs several members; cluster.txtar runs it",
 	"trace --addr": "inspects the jobs of this machine", "man ~": "writes into the home folder; man.txtar runs it",
 }
 

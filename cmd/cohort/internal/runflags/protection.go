@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	// EnvToken holds the token of the job, EnvTokenFile names a file that does. "cohort run" takes the first out of its environment, which
-	// its workers inherit.
-	EnvToken, EnvTokenFile = "COHORT_TOKEN", "COHORT_TOKEN_FILE" //nolint:gosec // the names of variables
+	// EnvToken holds the token of the job. "cohort run" takes it out of its environment, which its workers inherit.
+	EnvToken = "COHORT_TOKEN" //nolint:gosec // the name of a variable
+	// EnvTokenFile names a file that holds the token.
+	EnvTokenFile = "COHORT_TOKEN_FILE" //nolint:gosec // as above
 	// EnvPlaintext is --insecure-plaintext.
 	EnvPlaintext = "COHORT_INSECURE_PLAINTEXT"
 	// maxTokenFile bounds the file.

@@ -70,8 +70,7 @@ serve others, give --addr the address of the network that the job uses.`),
   cohort store serve
   cohort store serve --addr 10.0.0.1:29500 --http 127.0.0.1:9090
   cohort store serve --data-dir /var/lib/cohort     a store that survives a restart
-  cohort store serve --addr node0:29500 --data-dir /var/lib/cohort --name a \
-    --cluster a=node0:29600,b=node1:29600,c=node2:29600     ... and one that survives a machine
+  cohort store serve --data-dir /var/lib/cohort --name a --cluster a=node0:29600,b=node1:29600,c=node2:29600     ... or a machine
   cohort store serve --addr 127.0.0.1:0 --json      take a free port and print it`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
