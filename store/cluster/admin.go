@@ -16,13 +16,13 @@ import (
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlink"
 )
 
-// Request implements memberlink.Handler.
-func (m *Member) Request(ctx context.Context, doc []byte) []byte {
+// Request answers a request of an administrator.
+func (h peerHandler) Request(ctx context.Context, doc []byte) []byte {
 	var r request
 	if err := printable.Unmarshal(doc, &r); err != nil {
 		return encode(failure(cohort.Newf("cluster", cohort.Protocol, "the request cannot be read: %w", err)))
 	}
-	return encode(m.request(ctx, r))
+	return encode(h.member.request(ctx, r))
 }
 
 func failure(err error) answer { return answer{Error: err.Error(), Code: cohort.CodeOf(err).String()} }

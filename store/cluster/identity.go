@@ -18,7 +18,6 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storelog"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
-	"github.com/cohort-dist/cohort/store/cluster/internal/memberlink"
 )
 
 // identity is who a member is before it has read its folder.
@@ -163,5 +162,3 @@ func encode(v any) []byte {
 	}
 	return doc
 }
-
-var _ memberlink.Handler = (*Member)(nil)

@@ -10,7 +10,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -154,7 +153,7 @@ func (m *Member) listen(self identity) (err error) {
 	}
 	m.ctx, m.stop = context.WithCancelCause(context.Background())
 	m.links = memberlink.New(memberlink.Config{
-		Cluster: m.cluster, Self: m.id, Level: featureLevel, Handler: m, TLS: m.config.TLS,
+		Cluster: m.cluster, Self: m.id, Level: featureLevel, Handler: peerHandler{m}, TLS: m.config.TLS,
 		Users: peeruid.Default(m.config.AllowUIDs, peeruid.ToLog(m.config.Log)), Log: m.config.Log,
 		SnapshotRate: m.config.SnapshotRate, SnapshotSize: m.config.SnapshotLimit,
 	})
@@ -263,9 +262,3 @@ func (m *Member) publish() {
 	m.known.Store(&s.Members)
 	m.gone.Store(&s.Gone)
 }
-
-// Gone implements memberlink.Handler.
-func (m *Member) Gone(id uint64) bool { return slices.Contains(*m.gone.Load(), id) }
-
-// Removed implements memberlink.Handler. A member that was removed is sent nothing any more: another one tells it.
-func (m *Member) Removed() { m.fail(errRemoved) }

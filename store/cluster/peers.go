@@ -8,33 +8,46 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"slices"
 
 	"go.etcd.io/raft/v3/raftpb"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/store/cluster/internal/membercore"
+	"github.com/cohort-dist/cohort/store/cluster/internal/memberlink"
 	"github.com/cohort-dist/cohort/store/cluster/internal/memberlog"
 )
 
 var errRemoved = cohort.New("cluster", cohort.Closed,
 	"this member was removed from the cluster; to add it again, start it with an empty folder")
 
-// Message implements memberlink.Handler.
-func (m *Member) Message(ctx context.Context, msg *raftpb.Message) {
-	_ = m.post(ctx, func(machine *membercore.Machine) { machine.Receive(msg) })
+// peerHandler receives what the other members and administrators send to a member.
+type peerHandler struct{ member *Member }
+
+var _ memberlink.Handler = peerHandler{}
+
+// Message passes a message of raft on.
+func (h peerHandler) Message(ctx context.Context, msg *raftpb.Message) {
+	_ = h.member.post(ctx, func(machine *membercore.Machine) { machine.Receive(msg) })
 }
 
-// Broken implements memberlink.Handler.
-func (m *Member) Broken(ctx context.Context, id uint64) {
-	_ = m.post(ctx, func(machine *membercore.Machine) { machine.PeerBroken(id) })
+// Broken says that the connection to a member has ended.
+func (h peerHandler) Broken(ctx context.Context, id uint64) {
+	_ = h.member.post(ctx, func(machine *membercore.Machine) { machine.PeerBroken(id) })
 }
 
-// Level implements memberlink.Handler. There is one level so far.
-func (m *Member) Level(uint64, int) {}
+// Level says what a member is capable of. There is one level so far.
+func (h peerHandler) Level(uint64, int) {}
 
-// Snapshot implements memberlink.Handler: the state goes into a file, then the machine decides whether it wants it.
-func (m *Member) Snapshot(ctx context.Context, msg *raftpb.Message, r io.Reader) error {
-	index := msg.GetSnapshot().GetMetadata().GetIndex()
+// Gone reports whether a member was removed.
+func (h peerHandler) Gone(id uint64) bool { return slices.Contains(*h.member.gone.Load(), id) }
+
+// Removed says that this member was removed. The leader sends it nothing any more: another member reports it.
+func (h peerHandler) Removed() { h.member.fail(errRemoved) }
+
+// Snapshot writes the state into a file, then the machine decides whether it wants it.
+func (h peerHandler) Snapshot(ctx context.Context, msg *raftpb.Message, r io.Reader) error {
+	m, index := h.member, msg.GetSnapshot().GetMetadata().GetIndex()
 	if err := m.disk.receive(index, r); err != nil {
 		return err
 	}
