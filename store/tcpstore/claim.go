@@ -20,7 +20,8 @@ import (
 //   - expecting one's own text changes it.
 //
 // Claims are not keys: they are neither counted nor listed. [Server.Claims] returns them, and [Stats] names a waiting
-// client by its claim. A client that lost its connection and connected again has lost its claims. Only cohort's server
+// client by its claim. A client that lost its connection and connected again within a minute has its claims again, but for those
+// that another client has taken over meanwhile. Only cohort's server
 // has claims; on PyTorch's the error is [cohort.NotSupported].
 func (c *Client) Claim(ctx context.Context, name, expected, text string) (string, error) {
 	q := &request{op: wire.CompareSet, key: wire.ClaimPrefix + name, raw: true, expected: []byte(expected), value: []byte(text)}

@@ -28,10 +28,11 @@ import (
 // round trips and each wait has its own connection ([WithWaitConns]).
 //
 // An operation that returns without error has taken effect: a write that PyTorch's protocol does not answer is sent
-// together with a request that it does answer, in one round trip. When the connection is lost, every operation in flight
-// fails at once with [cohort.PeerLost]; a write may or may not have taken effect. Only the reading part of Get is repeated
-// silently. Later operations reconnect, in one attempt: they fail at once with [cohort.Unavailable] while the server is
-// unreachable, and work again when the same store is back. A cohort server that was restarted or cleared is a different
+// together with a request that it does answer, in one round trip. When the connection to cohort's server is lost, operations
+// in flight go on over a new one, and none takes effect twice. If it cannot be made in one attempt, and on PyTorch's servers,
+// every operation in flight fails with [cohort.PeerLost]; a write may or may not have taken effect. There only the reading
+// part of Get is repeated silently. Later operations reconnect, in one attempt: they fail at once with [cohort.Unavailable] while
+// the server is unreachable, and work again when the same store is back. A cohort server that was restarted or cleared is a different
 // store: every operation fails with [cohort.Replaced] until [Client.Hello] accepts it. PyTorch's servers have no identity;
 // there the client uses whatever store it finds.
 type Client struct {
@@ -385,16 +386,11 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	return stats, nil
 }
 
-// do runs one operation, with an event before and after it if there is a hook.
-func (c *Client) do(ctx context.Context, q *request) (wire.Reply, error) {
+// do checks an operation, gives it to the backend, and completes its error, with an event before and after that if there is a hook.
+func (c *Client) do(ctx context.Context, q *request) (r wire.Reply, err error) {
 	if c.config.hook != nil {
-		return c.observed(ctx, q)
+		defer c.observe(ctx, q, &r, &err)()
 	}
-	return c.run(ctx, q)
-}
-
-// run checks an operation, gives it to the backend, and completes its error.
-func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) {
 	q.raw = q.raw || c.config.raw
 	if err = q.check(&c.config.limits); err != nil {
 		return r, err
@@ -411,21 +407,21 @@ func (c *Client) run(ctx context.Context, q *request) (r wire.Reply, err error) 
 	return r, nil
 }
 
-// observed is run with an event before and after it.
-func (c *Client) observed(ctx context.Context, q *request) (wire.Reply, error) {
+// observe sends the hook the event before an operation, and returns what sends it the one after it.
+func (c *Client) observe(ctx context.Context, q *request, r *wire.Reply, err *error) func() {
 	event := observe.Event{
 		Time: time.Now(), Kind: observe.Kind("store." + q.op.String()), Phase: observe.Begin, Rank: cohort.NoRank,
 		Peer: c.addr, Key: q.subject(), Bytes: int64(len(q.value)),
 	}
 	event.SetTrace(observe.Trace(ctx))
 	c.config.hook.Emit(event)
-	r, err := c.run(ctx, q)
-	start := event.Time
-	event.Time, event.Phase, event.Err = time.Now(), observe.End, err
-	event.Dur = event.Time.Sub(start)
-	event.Bytes += int64(len(r.Value))
-	c.config.hook.Emit(event)
-	return r, err
+	return func() {
+		start := event.Time
+		event.Time, event.Phase, event.Err = time.Now(), observe.End, *err
+		event.Dur = event.Time.Sub(start)
+		event.Bytes += int64(len(r.Value))
+		c.config.hook.Emit(event)
+	}
 }
 
 // list replaces a nil list of keys by an empty one.

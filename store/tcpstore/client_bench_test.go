@@ -70,3 +70,25 @@ func TestGetAllocates(t *testing.T) {
 		t.Errorf("a get allocates %v times", allocs)
 	}
 }
+
+// BenchmarkClientWrites is what changes something, which has a number in the client's session.
+func BenchmarkClientWrites(b *testing.B) {
+	c := connect(b, serve(b).Addr().String())
+	value := make([]byte, 64)
+	b.Run("set", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := c.Set(context.Background(), "a/short/key", value); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("add", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := c.Add(context.Background(), "count", 1); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

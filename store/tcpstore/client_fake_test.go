@@ -129,6 +129,8 @@ func (f *fakeStore) serve(n int, conn net.Conn) {
 				greeted = true
 			case r.Op == wire.Ping:
 				_, _ = conn.Write(wire.AppendUint32(nil, r.Nonce))
+			case r.Op == wire.Check && isSessionsKey(&r):
+				_, _ = conn.Write([]byte{wire.NotReady}) // as a server of cohort before it had sessions
 			case r.Op == wire.Check && r.List.Count == 1 && string(r.List.Next()) == wire.NativeKey:
 				answer := wire.NotReady
 				if f.kind == fakeNative {
@@ -145,6 +147,11 @@ func (f *fakeStore) serve(n int, conn net.Conn) {
 			b = b[size:]
 		}
 	}
+}
+
+func isSessionsKey(r *wire.Request) bool {
+	list := r.List
+	return list.Count == 1 && string(list.Next()) == wire.SessionsKey
 }
 
 // reparse returns the request with its list unread again.

@@ -62,7 +62,7 @@ func TestNativeEndDuringArming(t *testing.T) {
 					buf := make([]byte, 4096)
 					n, _ := server.Read(buf)
 					ping := buf[len(wire.AppendValidate(nil)):n]
-					_, _ = server.Write(append(append([]byte{}, ping[1:5]...), wire.Ready))
+					_, _ = server.Write(append(append([]byte{}, ping[1:5]...), wire.Ready, wire.NotReady))
 					accepted <- server
 				}()
 				c, err := Dial(t.Context(), "silent:1", WithTimeout(timeout),

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storedial"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/internal/util/ilist"
@@ -41,9 +42,11 @@ const (
 //
 // Helpers are started only for what a caller that left leaves behind; the store's close waits for them.
 type nativeConn struct {
-	conn  net.Conn
-	lost  atomic.Bool // mu.err is set
-	known *knownStore
+	conn      net.Conn
+	lost      atomic.Bool // mu.err is set
+	known     *knownStore
+	sessions  bool // the server has sessions
+	lostCalls *lostCalls
 
 	mu struct {
 		sync.Mutex
@@ -57,6 +60,8 @@ type nativeConn struct {
 		reading   bool
 		followers ilist.List[nativeCall] // the calls that wait for a token, the oldest first
 		space     chan struct{}          // not nil: a call waits for out to shrink
+		session   *session               // nil: requests have no numbers
+		sentAgain map[uint64]*nativeCall // calls of an earlier connection that their callers have not adopted, by their numbers
 	}
 	helpers *sync.WaitGroup // the store's; nothing is added once mu.err is set
 
@@ -80,6 +85,11 @@ type nativeCall struct {
 	done      bool
 	abandoned bool // given up by its caller
 	greeting  bool // the question that no call waits for
+	id        uint32
+	seq       uint64 // its number in the session; 0: it has none
+	open      bool   // the server keeps its answer until that is acknowledged for itself
+	q         *request
+	session   *session
 	reply     wire.Reply
 	err       error
 }
@@ -87,15 +97,22 @@ type nativeCall struct {
 // newNativeConn takes over a connection on which the server has shown to be cohort's. The switch to frames is sent with
 // the first request, and with it the question whether this is the store that is known: if it is not, the server answers
 // every request with cohort.Replaced.
-func newNativeConn(conn net.Conn, helpers *sync.WaitGroup, known *knownStore) *nativeConn {
+//
+// A session, if there is one, goes on over this connection.
+func newNativeConn(f storedial.Conn, helpers *sync.WaitGroup, known *knownStore, lost *lostCalls, s *session) *nativeConn {
+	conn := f.Conn
 	m := &nativeConn{
 		conn: conn, helpers: helpers, known: known, setRead: conn.SetReadDeadline, setWrite: conn.SetWriteDeadline,
+		sessions: f.Sessions, lostCalls: lost,
 	}
 	m.mu.calls, m.mu.out = map[uint32]*nativeCall{}, wire.AppendUpgrade(nil)
 	id := m.freeID()
 	m.mu.calls[id] = &nativeCall{op: wire.Hello, greeting: true}
 	start := len(m.mu.out)
 	m.mu.out = wire.EndFrame(wire.AppendHello(wire.BeginFrame(m.mu.out, id), known.get()), start, 0)
+	if s != nil {
+		m.openSession(s)
+	}
 	return m
 }
 
@@ -117,15 +134,71 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	}
 	id := m.freeID()
 	m.mu.calls[id] = c
+	c.id = id
 	start := len(m.mu.out)
-	m.mu.out = wire.EndFrame(q.append(wire.BeginFrame(m.mu.out, id), wire.Native), start, 0)
+	m.mu.out = wire.BeginFrame(m.mu.out, id)
+	if s := m.mu.session; s != nil && takesNumber[q.op] && s.last+1-s.ack < wire.SessionWindow-1 { // the server remembers no more
+		s.last++
+		q.seq = s.last
+		m.number(q.seq, c, q)
+	}
+	m.mu.out = wire.EndFrame(q.append(m.mu.out, wire.Native), start, 0)
 	if !m.mu.writing {
 		m.mu.writing = true
 		m.flush(ctx, limit, c)
 	}
+	return m.finish(ctx, limit, q, c)
+}
+
+// takesNumber is which requests change something.
+var takesNumber = [wire.OpLimit]bool{
+	wire.Set: true, wire.CompareSet: true, wire.Add: true, wire.DeleteKey: true, wire.Append: true, wire.MultiSet: true,
+	wire.QueuePush: true, wire.QueuePop: true, wire.Barrier: true, wire.Clear: true,
+}
+
+// number gives a call a number in the session, and puts that in front of its request. The caller holds mu.
+func (m *nativeConn) number(seq uint64, c *nativeCall, q *request) {
+	s := m.mu.session
+	c.seq, c.q, c.session = seq, q, s
+	if c.open = q.op == wire.Barrier || q.op == wire.QueuePop && q.wait; c.open {
+		s.settle(seq)
+	}
+	m.mu.out = wire.AppendNumbered(m.mu.out, seq, min(s.ack, seq), 0)
+}
+
+// answered takes a call that has its answer, or is given up, off its session. The caller holds mu.
+func (m *nativeConn) answered(c *nativeCall) {
+	switch {
+	case c.seq == 0 || c.session != m.mu.session: // it has no number in this session
+	case !c.open:
+		c.session.settle(c.seq)
+	case m.mu.err == nil: // it goes out with the next request
+		start := len(m.mu.out)
+		m.mu.out = wire.EndFrame(wire.AppendAcked(wire.BeginFrame(m.mu.out, m.freeID()), c.seq), start, 0)
+	}
+	c.seq = 0
+}
+
+// settle notes that the answer to a number has come, or that the server keeps it until it is acknowledged for itself.
+func (s *session) settle(seq uint64) {
+	if seq < s.ack {
+		return
+	}
+	s.answered[seq/64%uint64(len(s.answered))] |= 1 << (seq % 64)
+	for ; s.ack <= s.last; s.ack++ {
+		word, bit := &s.answered[s.ack/64%uint64(len(s.answered))], uint64(1)<<(s.ack%64)
+		if *word&bit == 0 {
+			return
+		}
+		*word &^= bit
+	}
+}
+
+// finish waits for the answer to a call that is sent or being sent. The caller holds mu, which is released.
+func (m *nativeConn) finish(ctx context.Context, limit time.Time, q *request, c *nativeCall) (wire.Reply, error) {
 	ended := m.await(ctx, limit, c)
 	if !c.done && m.mu.err == nil { // ended by ctx or limit
-		m.sendCancel(id)
+		m.sendCancel(c.id)
 		ended = m.awaitFinalReply(ctx, q, c, ended)
 	}
 	if !c.done {
@@ -135,7 +208,7 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	}
 	m.mu.Unlock()
 	reply, err := c.reply, c.err
-	c.reply, c.err = wire.Reply{}, nil
+	c.reply, c.err, c.q = wire.Reply{}, nil, nil
 	m.callers.Put(c)
 	return reply, err
 }
@@ -180,6 +253,7 @@ func (m *nativeConn) giveUp(c *nativeCall) {
 		return
 	}
 	c.abandoned = true
+	m.answered(c) // which is not sent again
 	if m.mu.abandoned++; m.mu.abandoned > maxAbandoned {
 		m.failLocked(cohort.Newf("tcpstore", cohort.PeerLost, "the server did not answer %d requests", m.mu.abandoned))
 	}
@@ -200,6 +274,7 @@ func (m *nativeConn) failLocked(err error) {
 	if m.mu.err != nil {
 		return
 	}
+	resends := cohort.CodeOf(err) == cohort.Unknown && m.mu.session != nil
 	if cohort.CodeOf(err) == cohort.Unknown {
 		err = &lostError{cause: err}
 	}
@@ -212,7 +287,10 @@ func (m *nativeConn) failLocked(err error) {
 		if c.abandoned {
 			continue
 		}
-		c.done, c.err = true, err
+		if c.done, c.err = true, err; resends && c.seq != 0 {
+			c.err = errResend
+			m.loseCall(c)
+		}
 		if c.following {
 			m.signal(c)
 		}

@@ -154,6 +154,7 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 			return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "an answer to request %d, which was not asked", id)
 		}
 		delete(m.mu.calls, id)
+		m.answered(call)
 		if call.abandoned {
 			m.mu.abandoned--
 			continue
@@ -161,6 +162,9 @@ func (m *nativeConn) deliver(c *nativeCall) (mine bool, err error) {
 		call.reply, call.err = decodeReply(call.op, call.keys, frame[wire.FrameHeader:], kept)
 		if (call.op == wire.Hello || call.op == wire.Clear) && call.err == nil {
 			m.known.set(call.reply.Value)
+		}
+		if m.sessions && (call.op == wire.Hello || call.op == wire.Session) {
+			m.greeted(call)
 		}
 		call.done = true
 		mine = mine || call == c

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storedial"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 	"github.com/cohort-dist/cohort/internal/store/storewire/storecapture"
 	"github.com/cohort-dist/cohort/store"
@@ -401,7 +402,7 @@ func FuzzNativeReplies(f *testing.F) {
 				_ = server.Close()
 			}()
 			var helpers sync.WaitGroup
-			m := newNativeConn(client, &helpers, &knownStore{})
+			m := newNativeConn(storedial.Conn{Conn: client}, &helpers, &knownStore{}, &lostCalls{}, nil)
 			r, err := m.do(context.Background(), time.Time{}, q)
 			if err == nil && len(r.Value) > len(data) {
 				t.Errorf("a value of %d bytes from %d", len(r.Value), len(data))

@@ -26,6 +26,7 @@ type nativeStore struct {
 	dialing chan struct{}  // held by the one who connects again
 	helpers sync.WaitGroup // of all connections
 	known   knownStore
+	lost    lostCalls
 
 	mu struct {
 		sync.Mutex
@@ -52,7 +53,11 @@ func newNativeStore(d *storedial.Dialer, first storedial.Conn, known []byte) *na
 	if known != nil {
 		s.known.set(known)
 	}
-	s.current.Store(newNativeConn(first.Conn, &s.helpers, &s.known))
+	var own *session
+	if first.Sessions {
+		own = newSession()
+	}
+	s.current.Store(newNativeConn(first, &s.helpers, &s.known, &s.lost, own))
 	return s
 }
 
@@ -63,12 +68,23 @@ func (s *nativeStore) supports(context.Context, store.Feature) (bool, error) { r
 // do runs one operation. A read that the server has no room for at the moment, because very many want the same large
 // value, is tried again until its time is up: what is on its way to others will soon be sent.
 func (s *nativeStore) do(ctx context.Context, limit time.Time, q *request) (wire.Reply, error) {
-	m, err := s.connected(ctx, limit)
-	if err != nil {
-		return wire.Reply{}, err
+	m := s.current.Load()
+	if m.lost.Load() {
+		var err error
+		if m, err = s.reconnect(ctx, limit); err != nil {
+			return wire.Reply{}, err
+		}
 	}
 	r, err := m.do(ctx, limit, q)
-	if err != nil && (q.op == wire.Get || q.op == wire.MultiGet) && cohort.CodeOf(err) == cohort.Exhausted {
+	switch {
+	case err == nil:
+		return r, nil
+	case err == errResend: //nolint:errorlint // never wrapped
+		return s.resend(ctx, limit, q, m.broken())
+	case m.sessions && q.seq == 0 && !takesNumber[q.op] && isLost(err):
+		return s.again(ctx, limit, q, err)
+	}
+	if (q.op == wire.Get || q.op == wire.MultiGet) && cohort.CodeOf(err) == cohort.Exhausted {
 		return s.retry(ctx, limit, q, err)
 	}
 	return r, err
@@ -170,9 +186,25 @@ func (s *nativeStore) endDial(f storedial.Conn, err error) (*nativeConn, error) 
 	case err != nil:
 		return nil, err
 	}
-	m := newNativeConn(f.Conn, &s.helpers, &s.known)
+	m := newNativeConn(f, &s.helpers, &s.known, &s.lost, s.passOn(f.Sessions))
 	s.current.Store(m)
 	return m, nil
+}
+
+// passOn takes the session from the connection that was lost. The caller holds mu.
+func (s *nativeStore) passOn(sessions bool) *session {
+	old := s.current.Load()
+	old.mu.Lock()
+	defer old.mu.Unlock()
+	own := old.mu.session
+	old.mu.session = nil
+	switch {
+	case !sessions:
+		return nil
+	case own == nil:
+		return newSession()
+	}
+	return own
 }
 
 // close ends all calls with reason and waits for what was started.

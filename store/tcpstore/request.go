@@ -22,6 +22,7 @@ type request struct {
 	value    []byte
 	expected []byte
 	values   [][]byte
+	seq      uint64 // its number in the session, once it was sent with one
 }
 
 // opName is the operation as errors and events name it.

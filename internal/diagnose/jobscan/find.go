@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/diagnose/verdict"
+	"github.com/cohort-dist/cohort/internal/store/storegate"
 	"github.com/cohort-dist/cohort/internal/sys/controlsock"
 )
 
@@ -102,6 +103,9 @@ func parseEnviron(environ []byte) map[string]string {
 			env[string(name)] = string(value)
 		}
 	}
+	if host, port, err := net.SplitHostPort(env[storegate.EnvStore]); err == nil { // MASTER_ADDR leads to a gateway to it
+		env["MASTER_ADDR"], env["MASTER_PORT"] = host, port
+	}
 	return env
 }
 
@@ -116,7 +120,7 @@ var wanted = map[string]bool{
 	"TORCHELASTIC_RESTART_COUNT": true, "TORCHELASTIC_USE_AGENT_STORE": true, "TORCH_FR_DUMP_TEMP_FILE": true,
 	"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": true,
 	"TORCH_WORKER_SERVER_SOCKET": true, "NCCL_RAS_ADDR": true,
-	controlsock.EnvRun: true, controlsock.EnvDump: true,
+	storegate.EnvStore: true, controlsock.EnvRun: true, controlsock.EnvDump: true,
 }
 
 // jobKey is equal for the ranks of a job.

@@ -67,22 +67,21 @@ const (
 	reliefPause = int64(100 * time.Millisecond)
 )
 
-// dataBytes is what the store's contents take.
-func (m *Machine) dataBytes() int64 { return m.table.Bytes() + m.queues.bytes }
-
 // memory is what counts against the limit.
 func (m *Machine) memory() int64 {
-	return m.dataBytes() + m.admission.out + m.admission.in + m.admission.waits + m.admission.unsent + m.admission.logged
+	return m.table.Bytes() + m.queues.bytes + m.sessions.bytes +
+		m.admission.out + m.admission.in + m.admission.waits + m.admission.unsent + m.admission.logged
 }
 
 // room reports an error when n more bytes of keys and values would be over their share.
 func (m *Machine) room(n int) error {
-	if m.dataBytes()+int64(n) <= m.admission.shares.data || m.applies() {
+	data := m.table.Bytes() + m.queues.bytes
+	if data+int64(n) <= m.admission.shares.data || m.applies() {
 		return nil
 	}
 	return cohort.Newf("tcpstore: serve", cohort.Exhausted,
 		"keys, values and queues take %d of %d bytes: delete some or raise the memory limit",
-		m.dataBytes(), m.admission.shares.data)
+		data, m.admission.shares.data)
 }
 
 // settle brings the sums of all buffers up to date.

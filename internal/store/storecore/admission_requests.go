@@ -160,6 +160,7 @@ func (m *Machine) Unfinished() bool { return m.admission.in > 0 }
 
 // Expire looks at all unfinished requests and cuts clients whose request was where it is at each of the last looks before.
 func (m *Machine) Expire(looks int) {
+	m.endAway(sessionGrace)
 	for i := len(m.conns.all) - 1; i >= 0; i-- {
 		m.turn.work++
 		if c := m.conns.all[i]; len(c.in.buf) > 0 && !c.Paused() {

@@ -30,20 +30,24 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		// the wait later would put that answer in the place of another one.
 		m.dropWaits(c)
 	}
-	if m.log != nil && m.awaitsLog(c, r) {
-		m.counts.ops[r.Op]--
+	if (m.log != nil || m.config.Relay != nil) && m.divert(c, r) || r.Seq != 0 && !m.numbered(c, r) {
 		return
 	}
 	m.turn.passes = c.deferred && !m.turn.passed
 	err := m.perform(c, r)
+	if m.recorder.conn != nil {
+		m.applied(c, r, err)
+	}
 	switch why := err.(type) { //nolint:errorlint // never wrapped
 	case noRoomError:
 		m.counts.ops[r.Op]--
+		m.recorder = recorder{}
 		m.hold(c, int(why))
 		return
 	case laterError:
 		m.counts.ops[r.Op]--
 		c.deferred = true
+		m.recorder = recorder{}
 		m.turn.yield(c)
 		return
 	}
@@ -59,6 +63,24 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 	if err != nil {
 		m.refuseRequest(c, r.ID, err)
 	}
+	m.recorder = recorder{}
+}
+
+// divert reports whether a request is not performed now: the relay has it, it waits for the log, or is refused for the one or the other.
+func (m *Machine) divert(c *Conn, r *wire.Request) bool {
+	switch {
+	case m.config.Relay != nil && !m.answersItself(c, r):
+		if err := m.relay(c, r); err != nil {
+			m.refuseRequest(c, r.ID, err)
+		}
+	case m.log != nil && ofSessions(r):
+		m.refuseRequest(c, r.ID, noSessions())
+	case m.log != nil && m.awaitsLog(c, r):
+		m.counts.ops[r.Op]--
+	default:
+		return false
+	}
+	return true
 }
 
 // operation is what the machine does for a request.
@@ -79,7 +101,9 @@ func operations() *[wire.OpLimit]operation {
 		wire.QueuePush: {(*Machine).push, true}, wire.QueuePop: {(*Machine).pop, true}, wire.QueueLen: {(*Machine).queueLen, false},
 		wire.Validate: {(*Machine).validate, false}, wire.Upgrade: {(*Machine).upgrade, false}, wire.Ping: {(*Machine).ping, false},
 		wire.Hello: {(*Machine).hello, false}, wire.Clear: {(*Machine).clear, false}, wire.Stats: {(*Machine).stats, false},
-		wire.Backup: {(*Machine).backup, false},
+		wire.Backup:  {(*Machine).backup, false},
+		wire.Session: {(*Machine).openSession, false}, wire.Leave: {(*Machine).leaveSession, false}, wire.Acked: {(*Machine).acked, false},
+		wire.Peek: {(*Machine).peek, false}, wire.Await: {(*Machine).await, false}, wire.Arrive: {(*Machine).arriveSeveral, true},
 	}
 }
 
@@ -361,7 +385,7 @@ func (m *Machine) numKeys(c *Conn, r *wire.Request) error {
 func (m *Machine) check(c *Conn, r *wire.Request) error {
 	if r.List.Count == 1 {
 		list := r.List
-		if key := list.Next(); string(key) == wire.NativeKey || m.isReadBack(c, key) || m.isIdentity(key) {
+		if key := list.Next(); m.isGreeting(key) || m.isReadBack(c, key) || m.isIdentity(key) {
 			m.replyByte(c, r.ID, wire.Ready)
 			return nil
 		}
@@ -382,6 +406,11 @@ func (m *Machine) check(c *Conn, r *wire.Request) error {
 	}
 	m.replyByte(c, r.ID, answer)
 	return nil
+}
+
+// isGreeting reports whether a key is one of those by which clients recognise a server.
+func (m *Machine) isGreeting(key []byte) bool {
+	return string(key) == wire.NativeKey || string(key) == wire.SessionsKey && m.hasSessions()
 }
 
 // exists is what CHECK and WAIT mean by a key that is there: a value, or a queue with items.

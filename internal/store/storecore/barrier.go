@@ -13,10 +13,20 @@ type barrier struct {
 }
 
 // arrive counts a member in and lets all go once enough have come.
-func (m *Machine) arrive(c *Conn, r *wire.Request) error {
-	n, err := m.increase(r.Key, 1)
+func (m *Machine) arrive(c *Conn, r *wire.Request) error { return m.arriveBy(c, r, 1) }
+
+// arriveSeveral is arrive for several members behind one connection.
+func (m *Machine) arriveSeveral(c *Conn, r *wire.Request) error {
+	return m.arriveBy(c, r, int64(r.Nonce))
+}
+
+func (m *Machine) arriveBy(c *Conn, r *wire.Request, count int64) error {
+	n, err := m.increase(r.Key, count)
 	if err != nil {
 		return err
+	}
+	if len(m.sessions.barriers) > 0 {
+		m.sessions.reach(r.Key, n.sum)
 	}
 	m.added(r.Key, n)
 	if n.sum >= r.Num {

@@ -105,3 +105,36 @@ func TestReadBarrier(t *testing.T) {
 		t.Error("it was not cut")
 	}
 }
+
+// A machine with a log offers no sessions: what it remembers of them would not be in the log. Everything else works as for a client that
+// does not ask for one.
+func TestNoSessionsWithLog(t *testing.T) {
+	t.Parallel()
+	b := newLoggedBench(testLimits)
+	asker := b.dial(wire.V)
+	b.send(asker, wire.AppendKeys(wire.AppendKeys(nil, wire.V, wire.Check, wire.NativeKey), wire.V, wire.Check, wire.SessionsKey))
+	if got := b.take(asker); got != string([]byte{wire.Ready, wire.NotReady}) {
+		t.Errorf("the greeting is answered with % x", got)
+	}
+	c, code := b.reopen(testSession, 1, 1)
+	if code != cohort.NotSupported || c.session != nil {
+		t.Errorf("a session is answered with %v", code)
+	}
+	barrier := func(f []byte) []byte { return wire.AppendArrive(f, "/b", 1, 1) }
+	peek := func(f []byte) []byte { return wire.AppendKeys(f, wire.Native, wire.Peek, "/n") }
+	for _, request := range []string{string(withNumber(2, 1, 1, 0, addOne("/n"))), string(frame(2, barrier)), string(frame(2, peek))} {
+		b.send(c, []byte(request))
+		if got := b.take(c); got != reply(2, byte(cohort.NotSupported), []byte(noSessions().Error())) {
+			t.Errorf("%q is answered with %q", request, got)
+		}
+	}
+	b.send(c, frame(3, func(f []byte) []byte { return wire.AppendAcked(f, 1) })) // neither has an answer
+	b.send(c, frame(3, func(f []byte) []byte { return wire.AppendLeave(f, 0) }))
+	if b.commit(); b.take(c) != "" || len(b.log) != 0 || len(b.m.sessions.byID) != 0 {
+		t.Errorf("%d commands, %d sessions", len(b.log), len(b.m.sessions.byID))
+	}
+	b.send(c, frame(4, addOne("/n")))
+	if b.flush(); b.take(c) != reply(4, 0, []byte(num(1))) || len(b.log) != 1 {
+		t.Errorf("an addition without a number: %d commands", len(b.log))
+	}
+}

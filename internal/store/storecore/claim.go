@@ -30,6 +30,7 @@ type claim struct {
 	text   []byte
 	cost   int64
 	host   string // of the last holder
+	sub    uint32 // which client of the holder's session
 	turn   uint64 // among those of its host that are gone
 }
 
@@ -124,14 +125,14 @@ func claimSize(r *wire.Request) int64 {
 // contest returns the claim of a name, nil if there is none, and the answer if the holder cannot have it.
 func (m *Machine) contest(holder holderID, r *wire.Request) (have *claim, answer []byte, err error) {
 	have = m.claims.byName[string(r.Key[len(wire.ClaimPrefix):])]
-	n := len(m.claims.byHolder[holder])
+	mine := have != nil && have.holder == holder && have.sub == r.Sub
 	switch {
 	case have == nil && len(r.Expected) != 0:
 		answer = r.Expected // as for a key that does not exist
-	case have != nil && (have.holder != (holderID{}) && have.holder != holder || !bytes.Equal(have.text, r.Expected)):
+	case have != nil && (have.holder != (holderID{}) && !mine || !bytes.Equal(have.text, r.Expected)):
 		answer = have.text
-	case (have == nil || have.holder != holder) && n >= maxClaims:
-		err = cohort.Newf("tcpstore: claim", cohort.Exhausted, "this client holds %d names, which is the most that one may", n)
+	case !mine && m.claimsOf(holder, r.Sub) >= maxClaims:
+		err = cohort.Newf("tcpstore: claim", cohort.Exhausted, "this client holds %d names, which is the most that one may", maxClaims)
 	}
 	return have, answer, err
 }
@@ -147,12 +148,7 @@ func (m *Machine) seize(have *claim, holder holderID, c *Conn, host string, r *w
 		m.claims.byName[have.name] = have
 	}
 	if have.holder == (holderID{}) {
-		m.reclaim(have)
-		have.holder, have.host = holder, host
-		m.claims.byHolder[holder] = append(m.claims.byHolder[holder], have)
-		if have.conn = c; c != nil {
-			c.holdings.bytes += have.cost // which the machine has counted all the time
-		}
+		m.holdClaim(have, holder, c, host, r.Sub)
 	}
 	cost := claimSize(r)
 	m.admission.waits += cost - have.cost
@@ -160,6 +156,31 @@ func (m *Machine) seize(have *claim, holder holderID, c *Conn, host string, r *w
 		have.conn.holdings.bytes += cost - have.cost
 	}
 	have.text, have.cost = append(have.text[:0], r.Value...), cost
+}
+
+// holdClaim gives a holder a claim that is free.
+func (m *Machine) holdClaim(have *claim, holder holderID, c *Conn, host string, sub uint32) {
+	m.reclaim(have)
+	have.holder, have.host, have.sub = holder, host, sub
+	m.claims.byHolder[holder] = append(m.claims.byHolder[holder], have)
+	if have.conn = c; c != nil {
+		c.holdings.bytes += have.cost // which the machine has counted all the time
+	}
+}
+
+// claimsOf is how many names one client of a holder has, as far as they could be too many.
+func (m *Machine) claimsOf(holder holderID, sub uint32) (n int) {
+	all := m.claims.byHolder[holder]
+	if len(all) < maxClaims {
+		return len(all)
+	}
+	m.turn.work += uint64(len(all))
+	for _, have := range all {
+		if have.sub == sub {
+			n++
+		}
+	}
+	return n
 }
 
 // hostOf is the host of an address "host:port".
@@ -191,23 +212,39 @@ func (m *Machine) leaveClaims(c *Conn) {
 	}
 }
 
-// release lets go of what a holder has. What one host leaves behind is bounded: its oldest are forgotten.
+// release lets go of what a holder has.
 func (m *Machine) release(holder holderID) {
 	all := m.claims.byHolder[holder]
 	delete(m.claims.byHolder, holder)
 	for _, have := range all {
-		if have.holder = (holderID{}); have.conn != nil {
-			have.conn.holdings.bytes -= have.cost
-			have.conn = nil
-		}
-		m.addReleased(have)
-		if m.claims.nReleased <= maxReleasedClaims {
-			m.dropReleased(m.claims.released[have.host], maxHostReleases)
-			continue
-		}
-		most := m.mostReleased()
-		m.dropReleased(most, most.live-1)
+		m.letGo(have)
 	}
+}
+
+// releaseSub lets go of what one client of a holder has.
+func (m *Machine) releaseSub(holder holderID, sub uint32) {
+	all := m.claims.byHolder[holder]
+	m.turn.work += uint64(len(all))
+	left := slices.DeleteFunc(slices.Clone(all), func(have *claim) bool { return have.sub != sub })
+	m.claims.byHolder[holder] = slices.DeleteFunc(all, func(have *claim) bool { return have.sub == sub })
+	for _, have := range left {
+		m.letGo(have)
+	}
+}
+
+// letGo takes a claim from its holder. What one host leaves behind is bounded: its oldest are forgotten.
+func (m *Machine) letGo(have *claim) {
+	if have.holder = (holderID{}); have.conn != nil {
+		have.conn.holdings.bytes -= have.cost
+		have.conn = nil
+	}
+	m.addReleased(have)
+	if m.claims.nReleased <= maxReleasedClaims {
+		m.dropReleased(m.claims.released[have.host], maxHostReleases)
+		return
+	}
+	most := m.mostReleased()
+	m.dropReleased(most, most.live-1)
 }
 
 // addReleased puts a claim that has lost its holder behind those of its host.

@@ -48,11 +48,15 @@ type standing struct {
 // neutral reports whether a request leaves its client a mere visitor.
 func neutral(r *wire.Request) bool {
 	switch r.Op {
-	case wire.Validate, wire.Ping, wire.Upgrade, wire.Hello, wire.Stats, wire.Clear, wire.Backup:
+	case wire.Validate, wire.Ping, wire.Upgrade, wire.Hello, wire.Stats, wire.Clear, wire.Backup, wire.Session, wire.Leave, wire.Acked:
 		return true
 	case wire.Check:
 		list := r.List
-		return list.Count == 1 && string(list.Next()) == wire.NativeKey
+		if list.Count != 1 {
+			return false
+		}
+		key := list.Next()
+		return string(key) == wire.NativeKey || string(key) == wire.SessionsKey
 	default:
 		return false
 	}
@@ -106,6 +110,11 @@ func (m *Machine) isIdentity(question []byte) bool {
 	return asks && (len(id) == 0 || bytes.Equal(id, m.run.identity[:]))
 }
 
+// asksIdentity reports whether a key is a question for the identity.
+func (m *Machine) asksIdentity(question []byte) bool {
+	return bytes.HasPrefix(question, []byte(wire.IdentityPrefix))
+}
+
 func (m *Machine) replyIdentity(c *Conn, id uint32, keys int) {
 	start := m.begin(c, id)
 	c.out.Buf = wire.AppendInt(wire.AppendBytes(c.out.Buf, m.run.identity[:]), int64(keys))
@@ -144,7 +153,9 @@ func (m *Machine) empty(by *Conn) int {
 				m.forget(p.Of())
 				m.refuseRequest(c, p.Of().id, replaced())
 			}
+			m.dropStale(c, c == by)
 			m.leaveClaims(c)
+			m.dropSession(c, c == by)
 		case c.standing.user:
 			m.Refuse(c, replaced())
 		}
@@ -173,6 +184,10 @@ func (m *Machine) forgetAll() {
 	m.table, m.claims = keytable.New(), claims{holders: m.claims.holders}
 	clear(m.queues.byKey)
 	m.queues.bytes, m.admission.waits = 0, 0
+	for p := m.away.First(); p != nil; p = m.away.First() {
+		m.away.Remove(p)
+		m.sessions.end(p.Of())
+	}
 	m.run.identity = m.config.Identity()
 	m.run.left = 0
 }

@@ -38,13 +38,11 @@ func (c *Conn) Begins(data []byte) bool {
 }
 
 // Receive takes what a client sent. data is not kept.
-func (m *Machine) Receive(c *Conn, data []byte) { m.receive(c, data, 0) }
+func (m *Machine) Receive(c *Conn, data []byte) { m.Take(c, data, 0) }
 
-// Take is Receive of data that the machine may keep and change. So a driver can copy what it has read before it holds a lock.
-func (m *Machine) Take(c *Conn, data []byte) { m.receive(c, data, cap(data)) }
-
-// receive is Receive of data in a buffer of which size bytes are the machine's.
-func (m *Machine) receive(c *Conn, data []byte, size int) {
+// Take is Receive of data in a buffer of which the machine may keep and change size bytes: its capacity, or none. So a driver can copy
+// what it has read before it holds a lock.
+func (m *Machine) Take(c *Conn, data []byte, size int) {
 	if c.closed {
 		return
 	}
@@ -104,7 +102,9 @@ func (m *Machine) goOnKept(c *Conn, more bool) {
 func (m *Machine) seek(c *Conn) {
 	if !c.closed && (c.in.counted != 0 || len(c.in.buf) != 0 || c.Owed() != 0 || c.allowance.granted != 0) {
 		m.settle(c)
-		m.seekRoom(c)
+		if len(c.in.buf) != 0 || c.allowance.granted != 0 {
+			m.seekRoom(c)
+		}
 	}
 }
 
@@ -152,7 +152,7 @@ func (m *Machine) consume(c *Conn, b []byte, size int) (at int) {
 		if m.given.taken {
 			n -= len(m.request.Value)
 		}
-		m.turn.copied(n)
+		m.turn.work += uint64(n) / unitBytes //nolint:gosec // not negative
 	}
 	m.given.size, m.given.data = 0, nil
 	return at
@@ -161,7 +161,7 @@ func (m *Machine) consume(c *Conn, b []byte, size int) (at int) {
 // mayApply reports whether c's next request may be applied: c has read enough of its replies, and its turn is not over before this work.
 func (m *Machine) mayApply(c *Conn, end uint64) bool {
 	switch owed := c.Owed(); {
-	case c.closed || c.held.request || c.yielded || c.listing != nil:
+	case c.closed || c.held.request || c.yielded || c.listing != nil || m.config.Relay != nil && m.stall(c):
 		return false
 	case owed > keepBuffer && owed > m.high():
 		c.out.paused = true
@@ -184,7 +184,9 @@ func (m *Machine) applyFirst(c *Conn, b []byte) int {
 		n, whole = m.plain(c, b)
 	}
 	if whole {
-		m.offer(&m.request, b[:n], len(b)-n)
+		if m.given.size != 0 {
+			m.offer(&m.request, b[:n], len(b)-n)
+		}
 		m.apply(c, &m.request)
 	}
 	return n

@@ -72,7 +72,7 @@ func TestTakeIsReceive(t *testing.T) {
 				}
 				part := append(make([]byte, 0, n), stream[:n]...)
 				if random.IntN(4) > 0 {
-					other.m.Take(b, part)
+					other.m.Take(b, part, cap(part))
 				} else {
 					other.m.Receive(b, part)
 					clear(part) // it is not kept
@@ -129,7 +129,7 @@ func TestLargeSetIsNotCopied(t *testing.T) {
 			c := b.dial(d)
 			part := append(make([]byte, 0, first), stream[:first]...)
 			before := b.m.Work()
-			b.m.Take(c, part)
+			b.m.Take(c, part, cap(part))
 			if work := b.m.Work() - before; work > 16 {
 				t.Errorf("%v: %d units of work", d, work)
 			}
@@ -161,7 +161,7 @@ func TestLargeSetIsReadWhereItStays(t *testing.T) {
 		b := newBench(testLimits)
 		c := b.dial(d)
 		before := b.m.Work()
-		b.m.Take(c, append(make([]byte, 0, piece), stream[:piece]...))
+		b.m.Take(c, append(make([]byte, 0, piece), stream[:piece]...), piece)
 		var last []byte
 		for at := piece; at < len(stream); {
 			have, size := b.m.Rest(c)

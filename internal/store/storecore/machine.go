@@ -8,6 +8,7 @@ import (
 
 	"github.com/cohort-dist/cohort/internal/store/keytable"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
+	"github.com/cohort-dist/cohort/internal/util/ilist"
 	"github.com/cohort-dist/cohort/internal/util/invariants"
 )
 
@@ -42,6 +43,8 @@ type Config struct {
 	Loops int
 	// Silent bounds the connections that have sent nothing, beyond as many as each address has others; 0: they are not bounded.
 	Silent int
+	// Relay answers requests in the place of the machine, which then holds no keys.
+	Relay Relay
 	// Observe, when set, is called after every request that was applied.
 	Observe func(c *Conn, r *wire.Request, err error)
 }
@@ -79,8 +82,14 @@ type Machine struct {
 	keyChanges []keyChange                   // what not all watchers have been notified of
 	claims     claims
 
-	log     *changelog   // nil: changes are done at once
-	image   *Image       // that is being made
+	log   *changelog // nil: changes are done at once
+	image *Image     // that is being made
+
+	sessions sessions
+	away     ilist.List[session] // those without a connection, the longest ago first
+	recorder recorder
+	stalled  []*Conn // they wait for the relay
+
 	request wire.Request // reused, so that parsing allocates nothing
 	given   given
 	counts  counts
@@ -138,6 +147,8 @@ type Conn struct {
 	held      held
 	listing   *listing // the answer that is being made
 
+	session  *session
+	relayed  relayed
 	holdings holdings
 	back     readBack
 	logged   connLog
@@ -179,6 +190,8 @@ func (m *Machine) Close(c *Conn) {
 	c.closed = true
 	m.counts.conns[c.dialect]--
 	m.silent.closed(c)
+	m.detach(c)
+	m.dropRelayed(c)
 	m.dropWaits(c)
 	m.unwatch(c)
 	m.unclaim(c)
@@ -207,7 +220,8 @@ func (c *Conn) Dialect() wire.Dialect { return c.dialect }
 // Paused reports that the client should not be read from: it has too much unread output, or has to wait for room or for
 // its turn. It is among the dirty ones when that has changed.
 func (c *Conn) Paused() bool {
-	return c.out.paused || c.held.request || c.allowance.starved || c.yielded || c.listing != nil
+	return c.out.paused || c.held.request || c.allowance.starved || c.yielded || c.listing != nil ||
+		(c.relayed.blocked || c.relayed.stalled) && len(c.in.buf) > 0
 }
 
 // high is the output at which a client's requests wait: all clients together may not take more than half of the share.

@@ -50,6 +50,16 @@ func (m *Machine) multiGet(c *Conn, r *wire.Request) error {
 	return nil
 }
 
+// peek is MULTI_GET as clients of PyTorch know it: what is not there is empty.
+func (m *Machine) peek(c *Conn, r *wire.Request) error {
+	values := m.measure(r.List)
+	if err := m.mayReply(values.size, values.copied); err != nil {
+		return err
+	}
+	m.sendValues(c, r.ID, r.List, values.copied)
+	return nil
+}
+
 // extent is what the values of keys take in a reply.
 type extent struct {
 	size    int  // bytes

@@ -112,11 +112,19 @@ func (m *Machine) beginLarge(c *Conn, id uint32, n int) int {
 
 func (m *Machine) end(c *Conn, start int) {
 	if c.dialect == wire.Native {
-		c.out.Buf = wire.EndFrame(c.out.Buf, start, c.out.ReferredSince(start))
+		referred := 0
+		if c.out.refOwed > 0 {
+			referred = c.out.ReferredSince(start)
+		}
+		c.out.Buf = wire.EndFrame(c.out.Buf, start, referred)
 	}
 	m.conns.touch(c)
-	m.turn.copied(len(c.out.Buf) - start)
-	m.settle(c) // c may be one of many that are answered in this step: the next must see what this one took
+	if m.recorder.conn != nil {
+		m.remember(c, start)
+	}
+	m.turn.work += uint64(len(c.out.Buf)-start) / unitBytes //nolint:gosec // not negative
+	// c may be one of many that are answered in this step: the next must see what this one took
+	m.settle(c)
 	m.enforce(0)
 	if c.Owed() > m.config.Limits.Output {
 		m.boundOutput(c)

@@ -87,13 +87,13 @@ func (m *Machine) propose(c *Conn, r *wire.Request) error {
 		b = append(appendCommand(b, kindClear, m.log.era), identity[:]...)
 	case r.Op == wire.Append:
 		b = binary.AppendUvarint(appendCommand(b, kindAppend, m.log.era), uint64(m.config.Limits.Value)) //nolint:gosec // not negative
-		b = wire.AppendRequest(b, r)
+		b = wire.AppendRequest(b, r.Op, r)
 	case r.Op == wire.CompareSet && isClaim(r.Key):
 		b = appendHolder(appendCommand(b, kindClaim, m.log.era), m.holderOf(c))
 		host := hostOf(c.Peer)
-		b = wire.AppendRequest(append(binary.AppendUvarint(b, uint64(len(host))), host...), r)
+		b = wire.AppendRequest(append(binary.AppendUvarint(b, uint64(len(host))), host...), r.Op, r)
 	default:
-		b = wire.AppendRequest(appendCommand(b, kindRequest, m.log.era), r)
+		b = wire.AppendRequest(appendCommand(b, kindRequest, m.log.era), r.Op, r)
 	}
 	m.turn.copied(len(b) - start)
 	m.gather(b, start, k)
@@ -181,7 +181,7 @@ func (m *Machine) proposePop(w *wait, key string) {
 	b := m.log.room(len(key) + commandCost)
 	start := len(b)
 	r := wire.Request{Op: wire.QueuePop, Key: []byte(key), Wait: true}
-	b = wire.AppendRequest(appendCommand(b, kindRequest, m.log.era), &r)
+	b = wire.AppendRequest(appendCommand(b, kindRequest, m.log.era), r.Op, &r)
 	m.gather(b, start, Command{conn: w.conn, id: w.id, pop: w})
 }
 

@@ -80,10 +80,12 @@ func (m *Machine) handOver(key, item []byte) bool {
 			m.Refuse(c, m.replyTooLarge(owed+len(item))) // the item would be lost with it
 			continue
 		}
+		before := m.answering(w)
 		m.forget(w)
 		start := m.beginLarge(c, w.id, len(item)+16)
 		c.out.Buf = wire.AppendBytes(wire.AppendInt(c.out.Buf, 1), item)
 		m.end(c, start)
+		m.recorder = before
 		return true
 	}
 	return false

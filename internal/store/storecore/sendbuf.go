@@ -54,6 +54,14 @@ func (s *sendBuffer) ReferredSince(start int) (n int) {
 	return n
 }
 
+// lastReferred is the value that was referred to last since Buf had start bytes, or nil.
+func (s *sendBuffer) lastReferred(start int) []byte {
+	if n := len(s.refs); n > s.firstRef && s.refs[n-1].at > s.base+start {
+		return s.refs[n-1].data
+	}
+	return nil
+}
+
 // Pending appends to pieces what waits to be sent, up to limit bytes of it.
 func (s *sendBuffer) Pending(pieces [][]byte, limit int) [][]byte {
 	if s.refOwed == 0 {

@@ -100,7 +100,8 @@ func TestManyCallbacksShareATurn(t *testing.T) {
 			b.m.Tick(b.m.clock.now)
 			worst, turns := b.cost(func() {
 				for _, w := range all {
-					b.m.Take(w, bytes.Clone(c.request))
+					data := bytes.Clone(c.request)
+					b.m.Take(w, data, cap(data))
 				}
 			}), 1
 			for ; b.m.Busy(); turns++ {

@@ -32,6 +32,7 @@ type wait struct {
 	nodes    []node    // one for each key
 	cost     int64     // bytes that it was counted with
 	first    [1]node   // backs nodes in the usual case of one key
+	task     *openTask // of a session; nil: the answer is not remembered
 
 	ofConn ilist.Place[wait] // among those of its connection
 	ofAll  ilist.Place[wait] // among all
@@ -102,7 +103,7 @@ func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
 		w.nodes, w.missing = w.first[:], 1
 		m.enlist(w, &w.nodes[0], r.Key)
 	default:
-		if kind != waitOnce {
+		if kind != waitOnce || r.Op == wire.Await {
 			w.keys = r.List.Clone()
 		}
 		m.require(w, r.List)
@@ -150,6 +151,33 @@ func (m *Machine) satisfies(kind waitKind, key []byte) bool {
 		return m.exists(key)
 	}
 	return m.table.Find(key) != nil
+}
+
+// await is WAIT as clients of PyTorch know it, for a gateway that asks for them.
+func (m *Machine) await(c *Conn, r *wire.Request) error {
+	for list := r.List; !list.Empty(); {
+		m.turn.work++
+		if !m.exists(list.Next()) {
+			return m.open(c, r, waitOnce)
+		}
+	}
+	answer := wire.StopWaiting
+	if !m.allStored(r.List) {
+		answer = wire.QueueReady
+	}
+	m.replyByte(c, r.ID, answer)
+	return nil
+}
+
+// allStored reports whether none of the keys is a queue alone.
+func (m *Machine) allStored(keys wire.List) bool {
+	for len(m.queues.byKey) > 0 && !keys.Empty() {
+		m.turn.work++
+		if key := keys.Next(); m.table.Find(key) == nil && m.queues.byKey[string(key)] != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // list makes w known to its connection and to the list of all.
@@ -246,8 +274,14 @@ func (m *Machine) wakeUntil(end uint64) {
 func (m *Machine) finish(w *wait) {
 	c, id := w.conn, w.id
 	if w.kind != waitGet && w.kind != waitMultiGet {
+		answer := wire.StopWaiting
+		if w.kind == waitOnce && !m.allStored(w.keys) {
+			answer = wire.QueueReady
+		}
+		before := m.answering(w)
 		m.forget(w)
-		m.replyByte(c, id, wire.StopWaiting)
+		m.replyByte(c, id, answer)
+		m.recorder = before
 		return
 	}
 	values := m.measure(w.keys)
@@ -276,8 +310,10 @@ func (m *Machine) cancelWait(c *Conn, r *wire.Request) error {
 		return nil
 	}
 	if w := c.holdings.byID[r.Nonce]; w != nil {
+		before := m.answering(w)
 		m.forget(w)
 		m.refuseRequest(c, r.Nonce, cohort.New("tcpstore: wait", cohort.Canceled, "at the client's request"))
+		m.recorder = before
 	}
 	return nil
 }

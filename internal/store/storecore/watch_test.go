@@ -15,7 +15,7 @@ import (
 // holds is the memory that a machine has for keys, values, waits, requests, replies and callbacks. What several replies
 // refer to is there once.
 func (b *bench) holds() int64 {
-	n := b.m.dataBytes() + b.m.admission.waits
+	n := (b.m.table.Bytes() + b.m.queues.bytes) + b.m.admission.waits
 	seen := map[*byte]bool{}
 	once := func(data []byte) {
 		if p := unsafe.SliceData(data[:cap(data)]); !seen[p] {

@@ -49,6 +49,8 @@ type Conn struct {
 	Conn    net.Conn
 	Dialect wire.Dialect
 	V0      bool // a V server without PING
+	// Sessions tells that a Native server has sessions.
+	Sessions bool
 }
 
 // Connect tries until ctx ends to reach a server that speaks the wanted dialect, wire.Undetected being any. What cannot get better by
@@ -203,7 +205,8 @@ func (d *Dialer) tryV(ctx context.Context, want wire.Dialect) (f Conn, closed bo
 	n := 4
 	if want != wire.V {
 		hello = wire.AppendKeys(hello, wire.V, wire.Check, wire.NativeKey)
-		n = 5
+		hello = wire.AppendKeys(hello, wire.V, wire.Check, wire.SessionsKey)
+		n = 6
 	}
 	conn, answer, closed, err := d.ask(ctx, hello, n)
 	if err != nil {
@@ -218,7 +221,7 @@ func (d *Dialer) tryV(ctx context.Context, want wire.Dialect) (f Conn, closed bo
 	}
 	switch answer[4] {
 	case wire.Ready:
-		return Conn{Conn: conn, Dialect: wire.Native}, false, nil
+		return Conn{Conn: conn, Dialect: wire.Native, Sessions: answer[5] == wire.Ready}, false, nil
 	case wire.NotReady:
 		if want == wire.Native {
 			_ = conn.Close()

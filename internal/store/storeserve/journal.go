@@ -67,11 +67,8 @@ func (s sink) Confirm(round uint64, err error) {
 	s.Do(func(c *Core) { c.Machine.Confirm(round, err) })
 }
 
-// propose gives the journal what a step has brought. A driver calls it at the end of each step.
+// propose gives the journal what a step has brought. If there is one, a driver calls it at the end of each step.
 func (c *Core) propose() {
-	if c.journal == nil {
-		return
-	}
 	if commands := c.Machine.Commands(); len(commands) > 0 {
 		c.journal.Propose(commands)
 	}

@@ -241,7 +241,9 @@ func (l *loop) leave() {
 	if scarce := m.Scarce(); scarce != l.scarce.Load() {
 		l.scarce.Store(scarce)
 	}
-	l.core.propose()
+	if l.core.journal != nil {
+		l.core.propose()
+	}
 	who := l.toWakeLocked() &^ l.bit
 	var events []observe.Event
 	var ticket uint64

@@ -115,7 +115,9 @@ func (d *loops) do(fn func(*Core)) bool {
 	}
 	d.core.tick()
 	fn(d.core)
-	d.core.propose()
+	if d.core.journal != nil {
+		d.core.propose()
+	}
 	who := d.toWakeLocked()
 	if d.core.Machine.Busy() || d.core.Machine.Queued() || len(d.core.events) > 0 {
 		who |= 1 // a loop has to go on with it

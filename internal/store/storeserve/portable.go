@@ -43,6 +43,7 @@ type goConn struct {
 	resume     chan struct{} // it may be read from again
 	givenUp    chan struct{} // closed when the connection is given up
 	giveUpOnce sync.Once
+	direct     directWriter
 }
 
 const (
@@ -117,11 +118,23 @@ func (d *goDriver) add(conn net.Conn) {
 
 // step runs fn and whatever follows from it under the lock, and returns the events for the hook.
 func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
+	events, writes, ok := d.locked(fn)
+	for _, c := range writes {
+		c.writeDirectly()
+	}
+	if d.core.config.Unlocked != nil {
+		d.core.config.Unlocked()
+	}
+	return events, ok
+}
+
+// locked is the part of step under the lock. It also returns the connections that are to be written to directly.
+func (d *goDriver) locked(fn func() bool) (events []observe.Event, writes []*goConn, ok bool) {
 	failpoint.At("storeserve.lock")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.core.tick()
-	ok := fn()
+	ok = fn()
 	if d.core.Machine.Busy() {
 		d.core.Machine.Resume()
 	}
@@ -142,18 +155,27 @@ func (d *goDriver) step(fn func() bool) ([]observe.Event, bool) {
 			c.giveUp()
 			continue
 		}
+		if d.core.config.Unlocked != nil && d.takeDirectly(c) {
+			writes = append(writes, c)
+			continue
+		}
 		select {
 		case c.write <- struct{}{}:
 		default:
 		}
 	}
-	d.core.propose()
+	if d.core.journal != nil {
+		d.core.propose()
+	}
 	if d.core.Machine.Busy() && !d.mu.turning && !d.mu.ended {
 		d.mu.turning = true
 		d.joined.Add(1)
 		go d.turns()
 	}
-	return d.core.takeEvents(), ok
+	if d.core.config.Stepped != nil {
+		d.core.config.Stepped()
+	}
+	return d.core.takeEvents(), writes, ok
 }
 
 // turns gives the machine turns as long as it has something to do that no connection asks for any more.
@@ -261,10 +283,17 @@ func (d *goDriver) send(c *goConn) {
 			return
 		}
 		for {
+			c.direct.busy.Lock()
+			if !c.writeRest(d.core.config.Stall) {
+				c.direct.busy.Unlock()
+				c.giveUp()
+				return
+			}
 			d.mu.Lock()
 			pieces = c.state.Pending(pieces[:0], goWriteSize)
 			d.mu.Unlock()
 			if len(pieces) == 0 {
+				c.direct.busy.Unlock()
 				break
 			}
 			_ = c.SetWriteDeadline(time.Now().Add(d.core.config.Stall))
@@ -278,6 +307,7 @@ func (d *goDriver) send(c *goConn) {
 				}
 				return true
 			})
+			c.direct.busy.Unlock()
 			d.core.emit(events)
 			select {
 			case c.resume <- struct{}{}:

@@ -117,9 +117,9 @@ func (l *loop) deliverLocked(inbox *message) {
 	case inbox.size != 0:
 		m.Extend(c.state, c.have[:len(c.have)+len(inbox.data)])
 	case inbox.begins:
-		m.Take(c.state, inbox.data)
+		m.Take(c.state, inbox.data, cap(inbox.data))
 	default:
-		m.Receive(c.state, inbox.data)
+		m.Take(c.state, inbox.data, 0)
 	}
 	c.paused, c.granted = c.state.Paused(), c.state.Granted()
 	c.have, c.size = l.core.Machine.Rest(c.state)

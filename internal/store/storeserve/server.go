@@ -37,6 +37,10 @@ type Config struct {
 	Logger   *slog.Logger
 	Hook     observe.Hook
 
+	// Stepped is called at the end of every step, while the machine stands still, and Unlocked after it, when it does not: a gateway sends
+	// what its relay has for the store. Event loops do not call them, so Portable must be set.
+	Stepped, Unlocked func()
+
 	meter func() *meter // for each loop
 }
 

@@ -10,12 +10,13 @@ import (
 	"github.com/cohort-dist/cohort"
 )
 
-// AppendRequest writes a request that was parsed in any dialect, as it stands in a frame of the Native one behind the id. A log keeps
-// requests in this form.
-func AppendRequest(b []byte, r *Request) []byte {
-	b = appendCode(b, Native, r.Op)
-	for _, f := range layouts[Native][r.Op] {
-		switch f {
+// AppendRequest writes a request that was parsed in any dialect as it stands in a frame of the Native one behind the id, and as the
+// operation op: it may have been parsed as another one with the same arguments. What it refers to is copied. A log keeps requests in
+// this form.
+func AppendRequest(b []byte, op Op, r *Request) []byte {
+	b = appendCode(b, Native, op)
+	for _, f := range layouts[Native][op] {
+		switch f { //nolint:exhaustive // the others are those of sessions
 		case fKey:
 			b = AppendBytes(b, r.Key)
 		case fValue:

@@ -47,6 +47,27 @@ func AppendBackup(b []byte, begin bool) []byte {
 	return AppendUint32(appendCode(b, Native, Backup), n)
 }
 
+// AppendSession opens a session at a Native server, or opens it again with a higher generation. Answers to numbers below ack have come.
+func AppendSession(b []byte, id, token [SessionIDSize]byte, generation, ack uint64) []byte {
+	b = AppendBytes(AppendBytes(appendCode(b, Native, Session), id[:]), token[:])
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, generation), ack)
+}
+
+// AppendLeave says that a client of a session is gone; 0 ends the session. It has no reply.
+func AppendLeave(b []byte, sub uint32) []byte {
+	return binary.LittleEndian.AppendUint32(appendCode(b, Native, Leave), sub)
+}
+
+// AppendAcked says that the answer to a numbered pop that waits, or to a numbered arrival at a barrier, has come. It has no reply.
+func AppendAcked(b []byte, seq uint64) []byte {
+	return binary.LittleEndian.AppendUint64(appendCode(b, Native, Acked), seq)
+}
+
+// AppendArrive counts several members in at a barrier of size members. The reply is StopWaiting.
+func AppendArrive(b []byte, key string, size int64, count uint32) []byte {
+	return binary.LittleEndian.AppendUint32(AppendInt(AppendString(appendCode(b, Native, Arrive), key), size), count)
+}
+
 // AppendSet stores value. Only Native has a reply.
 func AppendSet(b []byte, d Dialect, key string, value []byte) []byte {
 	return AppendBytes(AppendString(appendCode(b, d, Set), key), value)
@@ -103,7 +124,7 @@ func AppendQueuePop(b []byte, key string, wait bool) []byte {
 // AppendKeys writes a request with a list of keys: Check, Wait, MultiGet.
 func AppendKeys(b []byte, d Dialect, op Op, keys ...string) []byte {
 	switch op {
-	case Check, Wait, MultiGet:
+	case Check, Wait, MultiGet, Peek, Await:
 	default:
 		panic(fmt.Sprintf("tcpstore: %s does not take a list of keys", op))
 	}

@@ -54,15 +54,40 @@ func ParseFrame(b []byte) (id uint32, size int, err error) {
 func ParseFrameRequest(frame []byte, limits *Limits, r *Request) error {
 	body := frame[FrameHeader:]
 	r.ID = binary.LittleEndian.Uint32(frame[4:])
-	if parseWhole(Native, body, limits, r) == len(body) {
-		return nil
+	var seq, ack uint64
+	var sub uint32
+	if body[0] == byte(Numbered) {
+		if len(body) <= numberedHeader {
+			return cohort.Newf("tcpstore: decode", cohort.Protocol, "a numbered request of %d bytes", len(body))
+		}
+		seq, ack = binary.LittleEndian.Uint64(body[1:]), binary.LittleEndian.Uint64(body[9:])
+		sub = binary.LittleEndian.Uint32(body[17:])
+		if body = body[numberedHeader:]; seq == 0 {
+			return cohort.New("tcpstore: decode", cohort.Protocol, "a numbered request with the number 0")
+		}
 	}
-	return faultOf(frame, limits, r)
+	if parseWhole(Native, body, limits, r) != len(body) {
+		return faultOf(frame, body, limits, r)
+	}
+	if seq != 0 { // session and leave have such fields of their own
+		r.Seq, r.Ack, r.Sub = seq, ack, sub
+	}
+	return nil
+}
+
+// numberedHeader is the number of bytes before the request in a numbered one:
+//
+//	u8 code | u64 number | u64 acknowledged | u32 client | code and arguments of the request
+const numberedHeader = 21
+
+// AppendNumbered puts what stands in front of a numbered request behind b; the request follows.
+func AppendNumbered(b []byte, seq, ack uint64, sub uint32) []byte {
+	b = binary.LittleEndian.AppendUint64(append(b, byte(Numbered)), seq)
+	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint64(b, ack), sub)
 }
 
 // faultOf returns what is wrong with the request of a whole frame.
-func faultOf(frame []byte, limits *Limits, r *Request) error {
-	body := frame[FrameHeader:]
+func faultOf(frame, body []byte, limits *Limits, r *Request) error {
 	var p Progress
 	n, err := ParseRequest(Native, body, limits, &p, r)
 	switch {

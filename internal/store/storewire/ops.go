@@ -69,6 +69,15 @@ const (
 	Hello   Op = 0x62 // Native only: which store is this
 	Clear   Op = 0x63 // Native only: forget all keys
 
+	// The operations of sessions and of gateways, Native only.
+	Session  Op = 0x64 // open a session, or open it again
+	Leave    Op = 0x65 // a client of a session is gone, or the session
+	Acked    Op = 0x66 // an answer has come that Numbered does not acknowledge
+	Numbered Op = 0x67 // in front of a request of a session that changes something
+	Peek     Op = 0x68 // read keys without waiting for them
+	Await    Op = 0x69 // wait as clients of PyTorch do
+	Arrive   Op = 0x6A // several arrivals at a barrier
+
 	Backup Op = 0x70 // Native only: what the store holds, a part at a time
 
 	// OpLimit is one more than the largest Op, for tables.
@@ -80,7 +89,8 @@ var opNames = [OpLimit]string{
 	NumKeys: "num_keys", DeleteKey: "delete_key", Append: "append", MultiGet: "multi_get", MultiSet: "multi_set",
 	CancelWait: "cancel_wait", Ping: "ping", QueuePush: "queue_push", QueuePop: "queue_pop", QueueLen: "queue_len",
 	ListKeys: "list_keys", Barrier: "barrier", WatchKey: "watch_key", Upgrade: "native", Stats: "stats",
-	Hello: "hello", Clear: "clear", Backup: "backup",
+	Hello: "hello", Clear: "clear", Session: "session", Leave: "leave", Acked: "acked", Numbered: "numbered", Peek: "peek",
+	Await: "await", Arrive: "arrive", Backup: "backup",
 }
 
 // String returns the operation's name, as in PyTorch's Python API where it has one.
@@ -118,7 +128,7 @@ func buildOps() (t [DialectCount][256]Op) {
 		}
 	}
 	t[V][Upgrade] = Upgrade
-	for _, o := range []Op{Stats, Hello, Clear, Backup} {
+	for _, o := range []Op{Stats, Hello, Clear, Session, Leave, Acked, Numbered, Peek, Await, Arrive, Backup} {
 		t[Native][o] = o
 	}
 	return t
@@ -158,6 +168,16 @@ const (
 	NativeKey = "\x00cohort/1"
 	// ReservedPrefix starts the keys that are the server's own. A user's key starts with "/" on the wire.
 	ReservedPrefix = "\x00cohort/"
+	// SessionsKey is the reserved raw key by which a client recognises a server that has sessions: CHECK of it alone answers Ready
+	// there.
+	SessionsKey = "\x00cohort/sessions/1"
+	// SessionIDSize is the length of a session's id, and of the token with which it is opened again.
+	SessionIDSize = 16
+	// SessionWindow is how many answers a server remembers of a session that are not acknowledged.
+	SessionWindow = 4096
+	// StatusMoved is the status of a request that another server has to be asked: the body is i64 term | string address, the address
+	// empty if it is not known yet. No server sends it so far.
+	StatusMoved byte = 0x40
 	// ClaimPrefix starts the reserved keys of claims: COMPARE_SET on one of them, by a Native client, claims the name
 	// that follows for its connection. See internal/store/storecore.
 	ClaimPrefix = ReservedPrefix + "claim/"
@@ -182,6 +202,7 @@ const (
 	StopWaiting  byte = 0 // WAIT, BARRIER: done
 	WaitCanceled byte = 1 // CANCEL_WAIT
 	Watching     byte = 3 // WATCH_KEY: registered
+	QueueReady   byte = 1 // AWAIT: one of the keys is a queue with items only
 )
 
 // The first byte of a WATCH_KEY callback.

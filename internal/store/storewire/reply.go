@@ -13,8 +13,8 @@ import (
 type Reply struct {
 	Byte  byte   // CHECK, WAIT, BARRIER, CANCEL_WAIT, WATCH_KEY
 	Nonce uint32 // PING
-	// Num is that of ADD, NUM_KEYS, DELETE_KEY, QUEUE_LEN; QUEUE_POP: the length before the pop; LIST_KEYS: the count; HELLO, CLEAR: keys;
-	// BACKUP: 1 if more follows.
+	// Num is the reply to ADD, NUM_KEYS, DELETE_KEY, QUEUE_LEN; of QUEUE_POP the length before the pop, of LIST_KEYS the count, of HELLO
+	// and CLEAR keys, of SESSION the last number, of BACKUP 1 if more follows.
 	Num    int64
 	Value  []byte   // GET, COMPARE_SET; QUEUE_POP: the item when Num > 0; HELLO, CLEAR: the identity
 	Values [][]byte // MULTI_GET: values; LIST_KEYS: raw keys
@@ -29,6 +29,8 @@ func HasReply(d Dialect, op Op) bool {
 		return d == Native
 	case CancelWait:
 		return d != Native
+	case Leave, Acked:
+		return false
 	default:
 		return true
 	}
@@ -42,7 +44,7 @@ func ParseReply(d Dialect, op Op, keys int, b []byte, limits *Limits) (r Reply, 
 	switch op {
 	case Set, Append, MultiSet, QueuePush, Validate, Upgrade:
 		return r, 0, false, nil // the acknowledgement of a native write has no body, and the others are not answered
-	case Check, Wait, Barrier, CancelWait, WatchKey:
+	case Check, Wait, Barrier, CancelWait, WatchKey, Await, Arrive:
 		if !HasReply(d, op) {
 			return r, 0, false, nil
 		}
@@ -70,7 +72,13 @@ func ParseReply(d Dialect, op Op, keys int, b []byte, limits *Limits) (r Reply, 
 		}
 		r.Value, n, short, err = replyString(b, n, "value", limits.Value)
 		return r, n, short, err
-	case MultiGet:
+	case Session:
+		if len(b) < 16 {
+			return r, 0, true, nil
+		}
+		r.Num = int64(binary.LittleEndian.Uint64(b)) //nolint:gosec // two's complement, as on the wire
+		return r, 16, false, nil
+	case MultiGet, Peek:
 		r.Values, n, short, err = replyStrings(b, 0, keys, "value", limits.Value)
 		return r, n, short, err
 	case ListKeys:

@@ -24,13 +24,17 @@ var DefaultLimits = Limits{Key: 8 << 10, Value: 8 << 20, Keys: 128 << 10, Reques
 type Request struct {
 	Op       Op
 	Wait     bool   // QUEUE_POP of Native: wait for an item
-	Nonce    uint32 // VALIDATE, PING, Upgrade; the request to cancel for CANCEL_WAIT of Native; BACKUP: 1 begins one
+	Nonce    uint32 // VALIDATE, PING, Upgrade; the request to cancel for CANCEL_WAIT of Native; ARRIVE: how many; BACKUP: 1 begins one
 	ID       uint32 // Native: the frame's id
-	Num      int64  // ADD: the delta; BARRIER: the world size
+	Num      int64  // ADD: the delta; BARRIER, ARRIVE: the world size; SESSION: the generation; ACKED: a number
 	Key      []byte
 	Value    []byte // the new value; COMPARE_SET: the desired one
-	Expected []byte // COMPARE_SET; HELLO, CLEAR: the identity that the client knows
+	Expected []byte // COMPARE_SET; HELLO, CLEAR: the identity that the client knows; SESSION: the token
 	List     List   // CHECK, WAIT, MULTI_GET: keys; MULTI_SET: keys and values in turn
+
+	Seq uint64 // the number of a request of a session that changes something; 0: it has none
+	Ack uint64 // of a session, the smallest number whose answer has not come yet
+	Sub uint32 // which client of the session asks; 0: the only one
 }
 
 // List is a sequence of strings as it stands on the wire, checked already.
@@ -93,6 +97,10 @@ const (
 	fWait
 	fKeys
 	fPairs
+	fSeq
+	fAck
+	fSub
+	fInner // a request
 )
 
 // layouts has the fields of a request by dialect and operation.
@@ -110,6 +118,9 @@ var fields = [OpLimit][]field{
 func nativeFields() [OpLimit][]field {
 	native := fields
 	native[QueuePop], native[CancelWait] = []field{fKey, fWait}, []field{fNonce}
+	native[Session], native[Leave], native[Acked] = []field{fKey, fExpected, fNum, fAck}, []field{fSub}, []field{fNum}
+	native[Numbered] = []field{fSeq, fAck, fSub, fInner}
+	native[Peek], native[Await], native[Arrive] = []field{fKeys}, []field{fKeys}, []field{fKey, fNum, fNonce}
 	return native
 }
 
@@ -177,6 +188,18 @@ func parseWhole(d Dialect, b []byte, limits *Limits, r *Request) int {
 			r.List, at, ok = listAt(b, at, limits, false)
 		case fPairs:
 			r.List, at, ok = listAt(b, at, limits, true)
+		case fAck:
+			if ok = len(b)-at >= 8; ok {
+				r.Ack = binary.LittleEndian.Uint64(b[at:])
+				at += 8
+			}
+		case fSub:
+			if ok = len(b)-at >= 4; ok {
+				r.Sub = binary.LittleEndian.Uint32(b[at:])
+				at += 4
+			}
+		case fSeq, fInner:
+			ok = false // only at the start of a frame, see ParseFrameRequest
 		}
 		if !ok {
 			return 0
@@ -192,7 +215,9 @@ func parseWhole(d Dialect, b []byte, limits *Limits, r *Request) int {
 // something else or the length is not there yet. It looks at no limit.
 func SetSize(d Dialect, b []byte) int {
 	if d == Native {
-		b = b[min(FrameHeader, len(b)):]
+		if b = b[min(FrameHeader, len(b)):]; len(b) > 0 && b[0] == byte(Numbered) {
+			b = b[min(numberedHeader, len(b)):]
+		}
 	}
 	if d == Undetected || len(b) < 9 || opOf[d][b[0]] != Set {
 		return 0
@@ -271,8 +296,12 @@ func (p *Progress) field(op Op, f field, b []byte, limits *Limits) (done bool, e
 		return p.string(op, "key", b, limits.Key, limits)
 	case fValue, fExpected:
 		return p.string(op, "value", b, limits.Value, limits)
-	case fNum:
+	case fNum, fAck:
 		return p.fixed(b, 8), nil
+	case fSub:
+		return p.fixed(b, 4), nil
+	case fSeq, fInner:
+		return false, cohort.Newf("tcpstore: decode", cohort.Protocol, "a %s request inside of another", op)
 	case fNonce:
 		if len(b)-p.at < 4 {
 			return false, nil
