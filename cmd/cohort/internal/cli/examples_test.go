@@ -147,7 +147,7 @@ func exampleWorld(t *testing.T) string {
 
 // leftOut are the examples that TestExamplesRun does not run, and why.
 var leftOut = map[string]string{
-	"store serve": "stays", "store top": "stays without --once", "coordinate": "stays",
+	"store serve": "stays", "store gateway": "stays", "store top": "stays without --once", "coordinate": "stays",
 	"bench": "measures; bench_coll.txtar and bench_rpc.txtar run it",
 	"demo":  "demo.txtar runs it", "why": "inspects every job of this machine; why.txtar runs it",
 	"store clear":  "would take the store from the other examples",

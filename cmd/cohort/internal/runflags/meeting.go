@@ -136,6 +136,13 @@ func (o *Options) nodeLimits(conf map[string]string, static bool) (err error) {
 			return err
 		}
 	}
+	switch gateway := conf["store_gateway"]; gateway {
+	case "", "0":
+	case "1":
+		o.Nodes.StoreGateway = true
+	default:
+		return fmt.Errorf("--rdzv-conf store_gateway=%s: it must be 1 or 0", gateway)
+	}
 	if p := conf["store_port"]; p != "" {
 		if o.Nodes.StorePort, err = strconv.Atoi(p); err != nil || o.Nodes.StorePort < 0 || o.Nodes.StorePort > math.MaxUint16 {
 			return fmt.Errorf("--rdzv-conf store_port=%s: it must be a port", p)

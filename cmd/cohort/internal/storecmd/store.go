@@ -41,13 +41,14 @@ wire, and so also reaches "init/", the number of workers that have joined. Proce
 groups prefix their keys: "cohort store keys" shows them.`),
 		Example: strings.Trim(`
   cohort store serve --addr 10.0.0.1:29500 --http 127.0.0.1:9090
+  cohort store gateway --upstream 10.0.0.1:29500
   cohort store set --addr node0:29500 epoch 3
   cohort store wait --timeout 1m ready/0 ready/1
   cohort store top`, "\n"),
 		Args: command.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.serveCommand(), a.getCommand(), a.setCommand(), a.addCommand(), a.casCommand(), a.appendCommand(),
+	cmd.AddCommand(a.serveCommand(), a.gatewayCommand(), a.getCommand(), a.setCommand(), a.addCommand(), a.casCommand(), a.appendCommand(),
 		a.waitCommand(), a.deleteCommand(), a.keysCommand(), a.clearCommand(), a.memberCommand(), a.topCommand(),
 		a.backupCommand(), a.restoreCommand(), a.checkCommand())
 	return cmd
