@@ -99,6 +99,9 @@ type Nodes struct {
 	Rank *int
 	// StorePort is the port of the store of a job on several nodes; 0: a free one.
 	StorePort int
+	// StoreGateway gives each node a gateway to the job's store, if the job may have several nodes: workers find it in MASTER_ADDR and
+	// MASTER_PORT, and the store itself in COHORT_STORE: --rdzv-conf store_gateway.
+	StoreGateway bool
 	// JoinTimeout bounds the wait for Min nodes; default 10 min: --rdzv-conf join_timeout.
 	JoinTimeout time.Duration
 	// LastCall is how long a job with Min, but not Max, nodes waits for more; default 30 s: --rdzv-conf last_call_timeout.

@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launch/joblog"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
+	"github.com/cohort-dist/cohort/internal/store/storegate"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
 	"github.com/cohort-dist/cohort/internal/util/ranklist"
 	"github.com/cohort-dist/cohort/store/tcpstore"
@@ -36,6 +37,7 @@ type attempt struct {
 	group        *launchcore.Group
 	workers      []*worker
 	store        *tcpstore.Server
+	gateway      *storegate.Gateway
 	filters      [2]*joblog.Filter
 	started      time.Time
 	alarm        alarm

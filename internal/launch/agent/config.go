@@ -44,6 +44,7 @@ type Config struct {
 	// NodeRank is the number that this node asks for, -1 for any.
 	NodeRank                       int
 	StorePort                      int
+	StoreGateway                   bool
 	JoinTimeout, LastCall, Silence time.Duration
 
 	// AllowUIDs are users of this host, beside the job's own and root, whose connections are accepted.

@@ -5,6 +5,7 @@ package agent
 
 import (
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 	"github.com/cohort-dist/cohort/internal/launch/rundir"
+	"github.com/cohort-dist/cohort/internal/store/storegate"
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 )
 
@@ -26,6 +28,7 @@ type place struct {
 	roles       []launchcore.RolePlace // in the order of the configuration's
 	addr        string                 // of the store
 	port        int
+	gateway     netip.AddrPort   // of this node to the store, if it has one
 	ours        bool             // the store is a launcher's, not rank 0's
 	firstMember elastic.ID       // the member that is local rank 0
 	roster      []nodecoord.Node // the first of the nodes
@@ -131,8 +134,13 @@ func (c Config) addRanks(v *variables, p place, local, localRank int) {
 	v.add("ROLE_NAME", role.Name)
 	v.addNumber("ROLE_RANK", in.Base+number)
 	v.addNumber("ROLE_WORLD_SIZE", in.World)
-	v.add("MASTER_ADDR", p.addr)
-	v.addNumber("MASTER_PORT", p.port)
+	addr, port := p.addr, p.port
+	if p.gateway.IsValid() {
+		addr, port = p.gateway.Addr().String(), int(p.gateway.Port())
+		v.add(storegate.EnvStore, p.address())
+	}
+	v.add("MASTER_ADDR", addr)
+	v.addNumber("MASTER_PORT", port)
 }
 
 // addElastic adds what torchrun's agent sets.

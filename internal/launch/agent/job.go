@@ -197,6 +197,9 @@ func (j *Job) newAttempt(number int, given func(*place)) (*attempt, error) {
 	a.place.attempt = number
 	if given != nil {
 		given(&a.place)
+		if err := a.openGateway(); err != nil {
+			return nil, err
+		}
 	} else if err := a.openStore(); err != nil {
 		return nil, err
 	}

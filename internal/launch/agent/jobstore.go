@@ -4,12 +4,16 @@
 package agent
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/cohort-dist/cohort"
+	"github.com/cohort-dist/cohort/internal/store/storegate"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
@@ -70,6 +74,38 @@ func (a *attempt) shareStore() error {
 	return conn.Close()
 }
 
+// gatewayTime bounds how long the workers of a node wait for its gateway, which reaches the store in a moment or says why it cannot.
+const gatewayTime = 5 * time.Second
+
+// openGateway starts the gateway of this node to the store of a job on several nodes, if the user wants one.
+func (a *attempt) openGateway() error {
+	c := a.job.cfg
+	if !c.StoreGateway || c.MaxNodes < 2 {
+		return nil
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it listens for no time at all
+	if err != nil {
+		return unavailable("a gateway to the store", err)
+	}
+	warnings := slog.New(slog.NewTextHandler(a.job.screen.err, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: withoutTime}))
+	g, err := storegate.Serve(l, storegate.Options{
+		Upstreams: []string{a.place.address()}, AllowUIDs: c.AllowUIDs, Logger: warnings,
+	})
+	if err != nil {
+		return err
+	}
+	a.gateway = g
+	if at, is := g.Addr().(*net.TCPAddr); is {
+		a.place.gateway = at.AddrPort()
+	}
+	ctx, cancel := context.WithTimeout(a.job.asked, gatewayTime)
+	defer cancel()
+	if err = g.Reached(ctx); errors.Is(err, cohort.NotSupported) {
+		return err
+	}
+	return nil
+}
+
 // storeOptions keep other users of this host away from a store, and say so when one comes.
 func (j *Job) storeOptions() []tcpstore.ServerOption {
 	return []tcpstore.ServerOption{
@@ -87,6 +123,9 @@ func storeError(address string, err error) error {
 
 func (a *attempt) closeStore() {
 	a.coordination.close(a.job)
+	if a.gateway != nil {
+		_ = a.gateway.Close()
+	}
 	if a.store != nil {
 		_ = a.store.Close()
 	}
