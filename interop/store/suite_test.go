@@ -56,31 +56,40 @@ func TestServerSuites(t *testing.T) {
 					s.passed = 1 // it was not counted
 				}
 				_, dir := torch.TempDir(t)
-				p := torch.Start(t, torchtest.Script{
-					Source: suiteScript,
-					Shared: []string{"torch._dynamo", "torch.testing._internal.common_distributed"}, Args: []string{name, s.tests, dir},
+				runSuite(t, torch, name, s, dir, func(t *testing.T) int {
+					t.Helper()
+					return serve(t).Port()
 				})
-				names := strings.Fields(p.Line(t))
-				wrong := s.judge(names, func(name string, ours bool) string {
-					where := "file"
-					if ours {
-						where = strconv.Itoa(serve(t).Port())
-					}
-					before := len(p.Stderr())
-					p.Send(t, name+" "+where)
-					outcome := p.Line(t)
-					t.Logf("%s over %s: %s", name, where, outcome)
-					if outcome == "failed" { // the reason is not to be lost if the test as a whole passes
-						t.Log(p.Stderr()[before:])
-					}
-					return outcome
-				})
-				for _, w := range wrong {
-					t.Error(w)
-				}
 			})
 		}
 	})
+}
+
+// runSuite runs some of PyTorch's own tests, each over the store at a port, or over PyTorch's to compare.
+func runSuite(t *testing.T, torch *torchtest.Torch, name string, s suite, dir string, port func(t *testing.T) int) {
+	t.Helper()
+	p := torch.Start(t, torchtest.Script{
+		Source: suiteScript,
+		Shared: []string{"torch._dynamo", "torch.testing._internal.common_distributed"}, Args: []string{name, s.tests, dir},
+	})
+	names := strings.Fields(p.Line(t))
+	wrong := s.judge(names, func(name string, ours bool) string {
+		where := "file"
+		if ours {
+			where = strconv.Itoa(port(t))
+		}
+		before := len(p.Stderr())
+		p.Send(t, name+" "+where)
+		outcome := p.Line(t)
+		t.Logf("%s over %s: %s", name, where, outcome)
+		if outcome == "failed" { // the reason is not to be lost if the test as a whole passes
+			t.Log(p.Stderr()[before:])
+		}
+		return outcome
+	})
+	for _, w := range wrong {
+		t.Error(w)
+	}
 }
 
 // judge runs tests and returns what is wrong with their outcomes.
