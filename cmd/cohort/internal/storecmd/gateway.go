@@ -50,13 +50,15 @@ whenever that is lost.
 What several processes of this host want at the same time is asked for once: equal reads
 and waits, additions to one counter, arrivals at one barrier.
 
+PyTorch's processes find it by MASTER_ADDR=127.0.0.1, MASTER_PORT and
+TORCHELASTIC_USE_AGENT_STORE=True.
+
 The store must be cohort's, of this version or later, and in memory: one that is kept in a
 folder (--data-dir) or on several machines (--cluster) cannot have a gateway yet, which ends
 with an error then. A gateway cannot watch keys (watch_key of PyTorch 1.13).`),
 		Example: strings.Trim(`
   cohort store gateway --upstream 10.0.0.1:29500
-  cohort store gateway --upstream node0:29500,node1:29500 --addr 127.0.0.1:29400
-  MASTER_ADDR=127.0.0.1 MASTER_PORT=29400 TORCHELASTIC_USE_AGENT_STORE=True python train.py`, "\n"),
+  cohort store gateway --upstream node0:29500,node1:29500 --addr 127.0.0.1:29400`, "\n"),
 		Args: command.Exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.gateway(cmd.Context(), flags) },
 	}
@@ -135,5 +137,8 @@ func (a *app) endGateway(g *storegate.Gateway, cause error) error {
 	if s.Times > 1 {
 		text += fmt.Sprintf("; it was reached %d times, and %d requests were sent again", s.Times, s.Repeated)
 	}
-	return a.Print("store.gateway", map[string]any{"event": "stopped", "cause": cause.Error(), "state": s}, text)
+	return a.Print("store.gateway", map[string]any{
+		"event": "stopped", "cause": cause.Error(), "reached": s.Times, "requests": s.Requests, "upstream_requests": s.Asked,
+		"upstream_requests_repeated": s.Repeated,
+	}, text)
 }
