@@ -19,7 +19,6 @@ import (
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/store/storegate"
 	"github.com/cohort-dist/cohort/internal/testing/faultnet"
-	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
 
@@ -195,20 +194,5 @@ func TestStoreWithoutSessions(t *testing.T) {
 	}
 	if n, err := dial(t, s.Addr()).Add(ctx, "n", 1); n != 1 || err != nil {
 		t.Errorf("without the gateway: %d, %v", n, err)
-	}
-}
-
-// TestOtherUsers: the connections of other users of this host are refused.
-func TestOtherUsers(t *testing.T) {
-	testkit.NeedOtherUser(t)
-	g := gateway(t, serve(t).Addr().String())
-	c, err := testkit.DialAs(t, "tcp", g.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
-	if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
-		t.Error("another user is served")
 	}
 }
