@@ -137,7 +137,7 @@ func TestCrowdOfSendersIsServedInTurn(t *testing.T) {
 				}
 			}
 			if b.m.Queued() {
-				t.Error("somebody still waits")
+				t.Error("a client still waits")
 			}
 		})
 	}

@@ -4,9 +4,6 @@
 package storecore
 
 import (
-	"bytes"
-	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -217,67 +214,5 @@ func TestSessionWindow(t *testing.T) {
 	b.send(c, withNumber(5, wire.SessionWindow+1, 2, 0, addOne("/n")))
 	if got := b.take(c); got != reply(5, 0, []byte(num(wire.SessionWindow+1))) {
 		t.Errorf("%q", got)
-	}
-}
-
-// TestSessionSnapshot: records that were written and read again give the same bytes and the same verdicts, whatever was applied before.
-func TestSessionSnapshot(t *testing.T) {
-	for seed := range uint64(50) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		var ss sessions
-		for i := range 1 + r.IntN(4) {
-			s, err := ss.openSession(sessionID([]byte(fmt.Sprintf("session-%08d", i))), testSession, 1, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			fill(&ss, s, r)
-		}
-		wrote := ss.appendTo(nil)
-		back, rest, err := restoreSessions(append(bytes.Clone(wrote), "rest"...))
-		if err != nil || string(rest) != "rest" {
-			t.Fatalf("seed %d: %v, %q is left", seed, err, rest)
-		}
-		if again := back.appendTo(nil); !bytes.Equal(wrote, again) {
-			t.Fatalf("seed %d: written again it is different", seed)
-		}
-		for id, s := range ss.byID {
-			other := back.byID[id]
-			for seq := s.acked; seq <= s.last; seq++ {
-				v1, a1, _ := ss.lookup(s, seq, s.acked, false)
-				v2, a2, _ := back.lookup(other, seq, s.acked, false)
-				if v1 != v2 || a1 != nil && !bytes.Equal(a1.bytes(), a2.bytes()) {
-					t.Fatalf("seed %d: request %d: %d and %d", seed, seq, v1, v2)
-				}
-			}
-		}
-		for cut := range wrote {
-			if _, _, err := restoreSessions(wrote[:cut]); err == nil {
-				t.Fatalf("seed %d: %d of %d bytes were taken for all", seed, cut, len(wrote))
-			}
-		}
-	}
-}
-
-// fill applies random requests of a session.
-func fill(ss *sessions, s *session, r *rand.Rand) {
-	for seq := uint64(1); seq < 30; seq++ {
-		switch r.IntN(6) {
-		case 0:
-			t := ss.wait(s, seq, fmt.Sprintf("/b%d", r.IntN(3)), int64(r.IntN(5)))
-			if r.IntN(2) == 0 {
-				ss.finish(s, t, newAnswer([]byte{0, 0}, nil))
-			}
-		case 1:
-			ss.wait(s, seq, "", 0)
-		case 2:
-			ss.reach([]byte("/b1"), 3)
-			ss.record(s, seq, newAnswer(bytes.Repeat([]byte("x"), r.IntN(40)), nil))
-		case 3: // a request that was refused leaves a gap
-		default:
-			ss.record(s, seq, newAnswer([]byte{0, byte(seq)}, nil))
-		}
-		if r.IntN(3) == 0 {
-			ss.acknowledge(s, seq-uint64(r.IntN(int(seq))))
-		}
 	}
 }
