@@ -152,7 +152,7 @@ func TestCutConnection(t *testing.T) {
 			errs := make([]*cohort.Error, 3)
 			cutOne(t, groups[0], c.cut, 1)
 			must(t, each(3, func(r int) (err error) {
-				for err == nil { // a small operation may be over before anybody notices
+				for err == nil { // a small operation may be over before a rank notices
 					err = groups[r].AllReduce(ctx, tensor.Must(tensor.New(tensor.Float32, n)), Sum).Wait(ctx)
 				}
 				errs[r], _ = errors.AsType[*cohort.Error](err)

@@ -50,7 +50,7 @@ func publishAsTorch(t *testing.T, s *tcpstore.Client, layout gloo.Layout, rank, 
 }
 
 // TestDeathBeforeConnectingBesidePyTorch: in a group with a PyTorch rank, a Go rank dies when it has taken its place, before it connects to
-// anybody: before the others have come, or when they wait for it. They do not wait until their time is over, and all name it.
+// another rank: before the others have come, or when they wait for it. They do not wait until their time is over, and all name it.
 func TestDeathBeforeConnectingBesidePyTorch(t *testing.T) {
 	t.Parallel()
 	const size, torch = 4, 1

@@ -213,7 +213,7 @@ func TestKilledRankIsNoticedWithinASecond(t *testing.T) {
 	}
 }
 
-// TestDeathBeforeConnecting: a rank dies when it has taken its place, before it connects to anybody. The others do not
+// TestDeathBeforeConnecting: a rank dies when it has taken its place, before it connects to another one. The others do not
 // wait for it until their time is over, and all name it.
 func TestDeathBeforeConnecting(t *testing.T) {
 	t.Parallel()

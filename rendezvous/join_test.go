@@ -387,7 +387,7 @@ func TestRendezvousAgentStore(t *testing.T) {
 	}
 }
 
-// A launcher hosts a store, and the ranks meet at another address: rank 0 hosts that one, unless somebody does already.
+// A launcher hosts a store, and the ranks meet at another address: rank 0 hosts that one, unless another process does already.
 func TestRendezvousElsewhere(t *testing.T) {
 	variables := env(map[string]string{
 		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(testkit.FreePort(t)),

@@ -217,7 +217,7 @@ func TestIdentityText(t *testing.T) {
 			t.Errorf("%q became %+v, want %+v", id.text(), back, id)
 		}
 	}
-	if id := parseIdentity("somebody else"); id.Host != "somebody else" || id.PID != 0 {
+	if id := parseIdentity("another rank"); id.Host != "another rank" || id.PID != 0 {
 		t.Errorf("%+v", id)
 	}
 	if n := len(identity{Host: strings.Repeat("h", 5000), PID: 3}.text()); n > 300 {

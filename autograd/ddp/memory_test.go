@@ -162,8 +162,8 @@ func TestGradientsStay(t *testing.T) {
 	})
 }
 
-// TestKeptGradients: a gradient that somebody has kept is memory of a bucket, which the next pass overwrites, also after ZeroGrad. So it is
-// in PyTorch with gradient_as_bucket_view=True. A copy stays, and so does what is kept when the model is closed.
+// TestKeptGradients: a gradient that the program has kept is memory of a bucket, which the next pass overwrites, also after ZeroGrad. So it
+// is in PyTorch with gradient_as_bucket_view=True. A copy stays, and so does what is kept when the model is closed.
 func TestKeptGradients(t *testing.T) {
 	t.Parallel()
 	wrapped(t, 2, net, nil, func(ctx context.Context, g *group.Group, m nn.Sequential, model *ddp.Model) error {

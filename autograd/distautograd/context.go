@@ -183,7 +183,7 @@ func (c gradients) SetGradient(leaf *autograd.Variable, grad autograd.Value) err
 	return nil
 }
 
-// Accumulate adds a gradient of a leaf. What is there may be somebody else's too, so a sum is a new tensor.
+// Accumulate adds a gradient of a leaf. What is there may be used elsewhere too, so a sum is a new tensor.
 func (c gradients) Accumulate(leaf *autograd.Variable, grad autograd.Value) error {
 	failpoint.At("distautograd.accumulate")
 	c.mu.Lock()

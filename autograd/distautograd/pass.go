@@ -31,7 +31,7 @@ type pass struct {
 	// Guarded by the engine's lock.
 	starts []backwardcore.Node // functions that will be run with gradients from elsewhere
 	queue  []job
-	active bool // somebody runs the queue
+	active bool // a goroutine runs the queue
 
 	// Of the goroutine that runs the queue.
 	local *autograd.Pass

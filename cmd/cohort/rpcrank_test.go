@@ -76,7 +76,7 @@ func pass(ctx context.Context, agent *rpc.Agent, fn string, to []string) error {
 	return err
 }
 
-// stuck does not return while somebody waits for it.
+// stuck does not return while a caller waits for it.
 func stuck(ctx context.Context) error {
 	<-ctx.Done()
 	return cohort.FromContext(ctx, "scene")

@@ -1,6 +1,6 @@
 # One PyTorch rank of a job that trains with FSDP2: two layers, each sharded by itself. It prints one JSON line: for each step
-# digests of what the layers gathered and of this rank's parts after it. With the word "hosted" somebody else hosts the store, and it prints
-# "begun" after the first step.
+# digests of what the layers gathered and of this rank's parts after it. With the word "hosted" another process hosts the store, and it
+# prints "begun" after the first step.
 import datetime, hashlib, json, os, sys, warnings
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # FSDP2 would put everything on a GPU if there is one

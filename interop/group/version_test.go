@@ -40,7 +40,7 @@ sys.stdin.readline()
 
 // TestVersionIsFoundOutOrAskedFor averages, which PyTorch can from 2.8 on. A Go rank that is given the version does what PyTorch
 // does. One that is not finds out from the store of a PyTorch rank what it can; where that is not enough it says which
-// option is missing, and ends the group instead of letting anybody wait.
+// option is missing, and ends the group instead of letting a rank wait.
 func TestVersionIsFoundOutOrAskedFor(t *testing.T) {
 	torchtest.Each(t, func(t *testing.T, tr *torchtest.Torch) {
 		level, _, _ := torchcaps.Parse(tr.About(t).Version)

@@ -84,7 +84,7 @@ func TestTruncatedFile(t *testing.T) {
 
 func TestForeignFile(t *testing.T) {
 	for name, data := range map[string]string{
-		"text":   "#!/bin/sh\necho this is somebody's script\n",
+		"text":   "#!/bin/sh\necho this is a script\n",
 		"zeros":  strings.Repeat("\x00", 4096),
 		"elf":    "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 100),
 		"ones":   strings.Repeat("\xff", 100),

@@ -144,10 +144,10 @@ func TestCloseLeavesAnotherFileAlone(t *testing.T) {
 	path := tempPath(t)
 	s := open(t, path, WithWorldSize(1))
 	_ = os.Remove(path)
-	if err := os.WriteFile(path, []byte("somebody else's"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("another user's"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil || content(t, path) != "somebody else's" {
+	if err := s.Close(); err != nil || content(t, path) != "another user's" {
 		t.Errorf("close: %v", err)
 	}
 }

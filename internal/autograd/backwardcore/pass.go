@@ -57,7 +57,7 @@ func (m *Machine[G]) pass(c *context[G], id PassID, mode Mode) *pass[G] {
 }
 
 // Backward begins a pass from the gradients of some functions of this worker. It reports false when the context is over, or
-// more passes are under way in it than anybody can mean.
+// more passes are under way in it than a program can mean.
 func (m *Machine[G]) Backward(id Context, roots map[Node]G, mode Mode) (PassID, bool) {
 	c := m.contexts[id]
 	if c == nil {

@@ -41,7 +41,7 @@ func goTest(command []string) runner {
 }
 
 // again runs the tests that failed once more, each alone. One that then passes every time is unstable: it is named, so that
-// somebody mends it, but does not fail the run. What cannot be chance is not tried: a data race, a crash, a package that did not build.
+// it is fixed, but does not fail the run. What cannot be chance is not tried: a data race, a crash, a package that did not build.
 func (c *counter) again(run runner) (unstable []testID, ok bool) {
 	var tops []testID
 	for _, id := range c.failed {

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-dist/cohort/store"
 )
 
-// A rank can die before anybody has a connection to it. The others find that out by themselves, and use these notes in the store.
+// A rank can die before another rank has a connection to it. The others find that out by themselves, and use these notes in the store.
 
 // MarkConnected says that this rank has connected to all others. It is for groups with PyTorch ranks, where Go ranks do
 // not wait for each other with [Place.Connected]. Like [Place.GiveUp] it does so though ctx has ended, and within a

@@ -154,7 +154,7 @@ type Former struct {
 }
 
 // Whether members have left is looked at for the first time after quitAfter, since all normally come in milliseconds, then less and less
-// often, at last every quitEvery. A look is one question to the store until somebody has left, then two, and one more for each that came
+// often, at last every quitEvery. A look is one question to the store until a rank has left, then two, and one more for each that came
 // before it left: at most six in any second and those, however many are waited for. Every rank looks by itself, since the others may die.
 const (
 	quitAfter = 200 * time.Millisecond

@@ -25,7 +25,7 @@ func TestOpIsReusable(t *testing.T) {
 			}
 			want := errors.New("reason")
 			go op.Complete(want)
-			// Whether or not anybody waits, the next round must start clean.
+			// Whether or not a goroutine waits, the next round must start clean.
 			if round != 1 {
 				if err := op.Await(t.Context()); !errors.Is(err, want) {
 					t.Fatalf("round %d: %v", round, err)

@@ -17,7 +17,7 @@ import (
 
 // Call calls a user's function in a separate goroutine, and returns when it has ended: by a panic, which is logged, or by
 // runtime.Goexit too. Either would take the caller's goroutine, and what it still has to do, with it. Without a logger, or with
-// one that discards everything, the default one of the program gets the panic: somebody has to.
+// one that discards everything, the default one of the program gets the panic, so that it is not lost.
 func Call(logger *slog.Logger, call func()) { run(logger, call) }
 
 // run is Call. It returns what the function panicked with, or nil.

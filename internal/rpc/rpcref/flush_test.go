@@ -56,7 +56,7 @@ func TestLingers(t *testing.T) {
 func TestAwaited(t *testing.T) {
 	idle := rrefcore.Frame{Msgs: []rrefcore.Message{{Kind: rrefcore.Announce}, {Kind: rrefcore.Delete}, {Kind: rrefcore.Created}}}
 	if awaited(idle) || awaited(rrefcore.Frame{}) {
-		t.Error("somebody waits for the end of a reference, or for an acknowledgement")
+		t.Error("a goroutine waits for the end of a reference, or for an acknowledgement")
 	}
 	for _, kind := range []rrefcore.Kind{
 		rrefcore.ForkRequest, rrefcore.ChildAccept, rrefcore.ForkReply, rrefcore.Cancel,

@@ -19,7 +19,7 @@ type packet struct {
 	msg    Message
 	wire   Wire
 	target string // of a carry: which share it is
-	digest digest // of the rest, once somebody has asked; a packet does not change
+	digest digest // of the rest, once it was asked for; a packet does not change
 }
 
 // state is one state of the whole world.

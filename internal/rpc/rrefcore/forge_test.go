@@ -81,7 +81,7 @@ func (s *state) stolen() bool {
 }
 
 // TestForger lets a Go worker that was given nothing make up any control message at any moment. It gets nothing, and takes
-// nothing from anybody: no early end, no leak, no object that splits.
+// nothing from any worker: no early end, no leak, no object that splits.
 func TestForger(t *testing.T) {
 	t.Parallel()
 	if raceEnabled {

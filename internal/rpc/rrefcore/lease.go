@@ -38,7 +38,7 @@ func (l *lease) heard(now, echo Time) {
 
 // PeerDied reports that a worker's process is certainly dead: its connection was refused, its exit was seen, or it left.
 // References to its objects fail at once; its own forks are kept for the grace period, because a reference that it had
-// just handed to somebody may still be on its way.
+// just handed to a worker may still be on its way.
 func (m *Machine) PeerDied(id Worker) {
 	p := m.peer(id)
 	if p.lease.state == dead {

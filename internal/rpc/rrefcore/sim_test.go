@@ -221,7 +221,7 @@ func (s *simulation) create(w, owner *simWorker) {
 	w.refs[wire.Fork] = simRef{wire.ID, owner.id, owner.epoch, tag}
 	s.settle(w)
 	ownerLife := owner.epoch
-	endless := s.rng.IntN(8) == 0 // its function goes on as long as anybody refers to the object
+	endless := s.rng.IntN(8) == 0 // its function goes on as long as a worker refers to the object
 	arrived := false
 	s.transmit(w.id, owner.id, false, func(o *simWorker) {
 		if o.epoch != ownerLife {

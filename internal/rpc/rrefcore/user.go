@@ -192,7 +192,7 @@ func (m *Machine) enter(parent *peer, w Wire, key Key, offered bool) {
 	m.handles[w.Fork] = h
 	h.accepting = parent.id != w.Owner
 	if m.peers[w.Owner] == nil && w.OwnerEpoch != 0 {
-		m.AddPeer(w.Owner, Cohort, w.OwnerEpoch) // the first word of this worker comes from somebody else
+		m.AddPeer(w.Owner, Cohort, w.OwnerEpoch) // the first word of this worker comes from another one
 	}
 	owner := m.peer(w.Owner)
 	switch {

@@ -85,7 +85,7 @@ func (l *Live) draw(above []byte) {
 	}
 }
 
-// Pause wipes the lines at the bottom until [Live.Continue], while somebody else has the terminal.
+// Pause wipes the lines at the bottom until [Live.Continue], while another writer has the terminal.
 func (l *Live) Pause() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *Live) Pause() {
 	l.draw(nil)
 }
 
-// Continue draws the lines at the bottom anew, below what somebody else has printed.
+// Continue draws the lines at the bottom anew, below what another writer has printed.
 func (l *Live) Continue() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

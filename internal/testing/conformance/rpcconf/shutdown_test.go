@@ -268,7 +268,7 @@ func TestShutdownWaitsForCreation(t *testing.T) {
 	}
 }
 
-// Somebody holds a reference when its owner leaves: reported, with ids, and an error if asked for.
+// A worker holds a reference when its owner leaves: reported, with ids, and an error if asked for.
 func TestLeakCheck(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -363,7 +363,7 @@ func (g *game) check(calls []*failpointtest.Call) {
 	r := g.r
 	left := g.left()
 	for rank, c := range calls {
-		var others []string // by which somebody else leaves
+		var others []string // by which another rank leaves
 		for leaver, events := range leavers {
 			if leaver != rank {
 				others = append(others, events...)

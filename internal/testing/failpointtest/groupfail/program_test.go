@@ -45,7 +45,7 @@ const mark = -77
 // manyElements are so many that their memory is a block of its own.
 const manyElements = 1000
 
-// forget lets go of all of it. What it returns tells whether somebody else has not.
+// forget lets go of all of it. What it returns reports whether another part has not.
 func (b *buffers) forget() (kept []func() bool) {
 	for _, t := range b.all {
 		if values, err := tensor.Data[int64](t); err == nil && len(values) >= manyElements {
