@@ -19,9 +19,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 )
 
-// listenAs makes a socket of another user that gives a segment to the first that connects, and returns its address. It adds to heard what
-// that one sends.
-func listenAs(t *testing.T, uid int, segment int, heard *strings.Builder) string {
+// listenAs makes a socket of another user that gives a segment to the first that connects, and returns its address. The function that it
+// returns waits until that one has gone, and returns what it had sent.
+func listenAs(t *testing.T, uid int, segment int) (string, func() string) {
 	t.Helper()
 	var l *net.UnixListener
 	var err error
@@ -39,6 +39,7 @@ func listenAs(t *testing.T, uid int, segment int, heard *strings.Builder) string
 		t.Fatal(err)
 	}
 	var serving sync.WaitGroup
+	var received string
 	t.Cleanup(func() {
 		_ = l.Close()
 		serving.Wait()
@@ -52,12 +53,15 @@ func listenAs(t *testing.T, uid int, segment int, heard *strings.Builder) string
 		_ = u.SetReadDeadline(time.Now().Add(5 * time.Second))
 		hello := make([]byte, helloSize)
 		n, _ := u.Read(hello)
-		heard.Write(hello[:n])
+		received = string(hello[:n])
 		if n > 0 {
 			_, _, _ = u.WriteMsgUnix([]byte{welcome}, unix.UnixRights(segment), nil)
 		}
 	})
-	return l.Addr().String()
+	return l.Addr().String(), func() string {
+		serving.Wait()
+		return received
+	}
 }
 
 // TestSocketOfAnotherUser: a rank that dials says nothing to a socket that another user has made, and takes no segment from it, even
@@ -73,8 +77,7 @@ func TestSocketOfAnotherUser(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { s.unmap(); _ = f.Close() }()
-			var heard strings.Builder
-			at := listenAs(t, uid, int(f.Fd()), &heard)
+			at, received := listenAs(t, uid, int(f.Fd()))
 			value := addressField + hex.EncodeToString(zero.token[:]) + " " + at
 			if err = j.store.Set(j.ctx, one.key(0), []byte(value)); err != nil {
 				t.Fatal(err)
@@ -91,8 +94,9 @@ func TestSocketOfAnotherUser(t *testing.T) {
 				!strings.Contains(err.Error(), "rank 0") {
 				t.Errorf("a socket of another user: %v", err)
 			}
-			if one.seg != nil || one.file != nil || heard.Len() > 0 {
-				t.Errorf("it was served: segment %v, it was told %q", one.seg != nil, heard.String())
+			one.cleanUp()
+			if sent := received(); one.seg != nil || one.file != nil || sent != "" {
+				t.Errorf("it was served: segment %v, it received %q", one.seg != nil, sent)
 			}
 		})
 	}
