@@ -33,3 +33,23 @@ func TestFullTemporaryFolder(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestTryFileHasNoName: a process that is killed while it tries a folder for temporary files leaves nothing in it.
+func TestTryFileHasNoName(t *testing.T) {
+	dir := t.TempDir()
+	f, remove, err := tryFile(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = f.WriteString("x"); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+	_ = f.Close()
+	remove()
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+}

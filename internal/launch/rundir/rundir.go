@@ -89,12 +89,13 @@ func New(o Options) (*Dir, error) {
 // inherited it from another machine, is passed over, and so is a full one.
 func temporary() string {
 	for _, dir := range []string{os.TempDir(), "/tmp", "/var/tmp", "."} {
-		f, err := os.CreateTemp(dir, "cohort_try_")
+		f, remove, err := tryFile(dir)
 		if err != nil {
 			continue
 		}
 		_, err = f.Write(shimSource) // what is going to be written there
-		if err = errors.Join(err, f.Close(), os.Remove(f.Name())); err == nil {
+		err = errors.Join(err, f.Close())
+		if remove(); err == nil {
 			return dir
 		}
 	}
