@@ -221,7 +221,8 @@ func (c *chaos) run() {
 		select {
 		case <-l.done:
 		case <-time.After(2 * time.Minute):
-			_ = l.cmd.Process.Signal(syscall.SIGQUIT) // the launcher takes it for the end of the job
+			_ = l.cmd.Process.Signal(syscall.SIGABRT) // it prints where its goroutines are
+			<-l.done
 			c.t.Fatalf("launcher %d does not end:\n%s\n%s", i, strings.Join(c.told, "\n"), l)
 		}
 		c.judge(i, l)

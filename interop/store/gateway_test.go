@@ -51,7 +51,15 @@ func gatewayTo(t *testing.T, s *tcpstore.Server, every time.Duration) (*storegat
 		_ = g.Close()
 		_ = proxy.Close()
 	})
-	return g, g.Addr().(*net.TCPAddr).Port
+	_, port, err = net.SplitHostPort(g.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g, n
 }
 
 // TestGatewayClients: PyTorch's clients work through two gateways whose connections to the store are cut several times a second. No

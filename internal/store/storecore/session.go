@@ -76,9 +76,6 @@ const (
 // cost is what an answer counts for.
 func (a *answer) cost() int64 { return int64(cap(a.large)) }
 
-// bytes is the answer in one piece.
-func (a *answer) bytes() []byte { return append(append([]byte(nil), a.small[:a.n]...), a.large...) }
-
 // openSession opens a session for the first time, or again with a higher generation. Answers to numbers below ack have come;
 // with 0, not even that to opening it has.
 func (ss *sessions) openSession(id, token sessionID, generation, ack uint64) (*session, error) {
