@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"context"
 	"os"
 	"sync/atomic"
 	"time"
@@ -170,9 +171,10 @@ func (a *attempt) clean() bool {
 	return true
 }
 
-// drain waits until all output has been moved.
+// drain waits until all output has been moved, or for drainTime in all: a process outside of our reach may have the streams open.
 func (a *attempt) drain() {
-	late := time.After(drainTime)
+	late, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
 	for _, w := range a.workers {
 		for _, s := range []*joblog.Pipe{w.out, w.err} {
 			if s == nil {
@@ -180,8 +182,8 @@ func (a *attempt) drain() {
 			}
 			select {
 			case <-s.Done():
-			case <-late:
-				s.Break() // a process outside of our reach has it open
+			case <-late.Done():
+				s.Break()
 				<-s.Done()
 			}
 		}
