@@ -62,7 +62,7 @@ func KillMarked(mark string) (killed, left int, err error) {
 // inside reports whether this process, or one that it descends from, was started with one of the variables.
 func inside(marks []string) bool {
 	for pid, ok := os.Getpid(), true; ok && pid > 0; pid, _, ok = parentOf(pid) {
-		if marked(pid, marks) {
+		if is, _ := marked(pid, marks); is {
 			return true
 		}
 	}

@@ -56,3 +56,29 @@ func TestKillMarked(t *testing.T) {
 		t.Errorf("this process was not started with %s", own)
 	}
 }
+
+// TestProcessWithoutEnvironment: a process that has no environment, as one has while it executes a program, makes a scan unsure.
+func TestProcessWithoutEnvironment(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "sleep", "1000")
+	cmd.Env = []string{}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if is, empty := marked(cmd.Process.Pid, []string{"A=1"}); is || !empty { // Start returns after the execve
+		t.Errorf("the process without environment: %v, %v", is, empty)
+	}
+	if _, unsure := scan(nil, []string{"A=1"}); !unsure {
+		t.Error("the scan is sure")
+	}
+	if is, empty := marked(os.Getpid(), []string{"A=1"}); is || empty {
+		t.Errorf("this process: %v, %v", is, empty)
+	}
+	const kthreadd = 2
+	if _, err := os.Readlink("/proc/2/exe"); err != nil {
+		if is, empty := marked(kthreadd, []string{"A=1"}); is || empty {
+			t.Errorf("a thread of the kernel: %v, %v", is, empty)
+		}
+	}
+}

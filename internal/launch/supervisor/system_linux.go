@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,14 +95,29 @@ func descendants(root int, spare map[int]int) []int {
 	return all
 }
 
+// surestScan is the last pause between two scans for processes whose environment cannot be read yet.
+const surestScan = 256 * time.Millisecond
+
 // started lists the processes that belong to sessions of workers or have one of the marks in their environment, and
-// what is below those.
+// what is below those. It returns none only if two scans found none: one can miss a process that is being forked, and one that is
+// executing a program has no environment for a moment.
 func started(workers map[int]bool, marks []string) []int {
+	for pause := time.Millisecond; ; pause *= 2 {
+		found, unsure := scan(workers, marks)
+		if len(found) > 0 || !unsure && pause > time.Millisecond || pause > surestScan {
+			return slices.Sorted(maps.Keys(found))
+		}
+		time.Sleep(pause) //nolint:forbidigo // the kernel does not report the end of an execve of another process
+	}
+}
+
+// scan looks once. Unsure says that some processes have no environment.
+func scan(workers map[int]bool, marks []string) (found map[int]bool, unsure bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil
+		return nil, false
 	}
-	found := map[int]bool{}
+	found = map[int]bool{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
@@ -111,28 +127,35 @@ func started(workers map[int]bool, marks []string) []int {
 			continue
 		}
 		session, err := unix.Getsid(pid)
-		if err == nil && workers[session] || marked(pid, marks) {
+		isMarked, empty := marked(pid, marks)
+		unsure = unsure || empty
+		if err == nil && workers[session] || isMarked {
 			found[pid] = true
 			for _, below := range descendants(pid, nil) {
 				found[below] = true
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(found))
+	return found, unsure
 }
 
-// marked reports whether a process was started with one of the variables.
-func marked(pid int, marks []string) bool {
-	environ, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+// marked reports whether a process was started with one of the variables. Empty says that it is a program without environment.
+func marked(pid int, marks []string) (is, empty bool) {
+	folder := "/proc/" + strconv.Itoa(pid)
+	environ, err := os.ReadFile(folder + "/environ") //nolint:gosec // of the kernel
 	if err != nil {
-		return false
+		return false, false
 	}
 	for _, m := range marks {
 		if bytes.HasPrefix(environ, []byte(m+"\x00")) || bytes.Contains(environ, []byte("\x00"+m+"\x00")) {
-			return true
+			return true, false
 		}
 	}
-	return false
+	if len(environ) > 0 {
+		return false, false
+	}
+	_, err = os.Readlink(folder + "/exe") // a thread of the kernel has none
+	return false, err == nil
 }
 
 // parentOf reads the parent from /proc/PID/stat: "pid (name) state parent ...", where the name may hold anything.
