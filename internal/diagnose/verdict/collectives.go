@@ -103,6 +103,9 @@ func (c *analysis) mismatch() (Verdict, bool) {
 	if len(ops) < 2 {
 		return Verdict{}, false
 	}
+	if v, found := c.leftOut(); found {
+		return v, true
+	}
 	hint := ""
 	if users := ops[modelForward]; users != nil {
 		rest := slices.DeleteFunc(c.still(inCollective), func(n int) bool { return slices.Contains(users, n) })
@@ -116,6 +119,34 @@ func (c *analysis) mismatch() (Verdict, bool) {
 		}
 		return c.at[n].where()
 	}, since(c.waited(c.still(inCollective)))+hint), true
+}
+
+// leftOut: some ranks are in a collective of a group of some, and all others in one of all ranks. Who is in the group is not known from
+// stacks, so that the few may be right and one of the many wrong.
+func (c *analysis) leftOut() (Verdict, bool) {
+	groups := map[string][]int{}
+	for _, n := range c.still(inCollective) {
+		p := c.at[n]
+		group, known := groupOf(p.op, c.rank(n).Line)
+		if !known || p.via != "" {
+			return Verdict{}, false
+		}
+		groups[group] = append(groups[group], n)
+	}
+	all := groups[defaultGroup]
+	delete(groups, defaultGroup)
+	if len(all) == 0 || len(groups) != 1 {
+		return Verdict{}, false
+	}
+	group := slices.Collect(maps.Keys(groups))[0]
+	some := groups[group]
+	which := "one of these is in " + group + " too"
+	if len(all) == 1 {
+		which = fmt.Sprintf("rank %d is in %s too", all[0], group)
+	}
+	return Verdict{Culprits: all, Sentence: fmt.Sprintf(
+		"%s %s %s of the group %s (%s), which only its members call, and %s: %s, and has left that call out or makes it later.",
+		name(some), verb(some, "call"), c.at[some[0]].op, group, c.lines(some), strings.Join(c.grouped(all, position.where), "; "), which)}, true
 }
 
 // modelForward is a collective that its callers may not take for one: it makes the buffers of all ranks equal.
