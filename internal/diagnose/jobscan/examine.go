@@ -119,6 +119,7 @@ func (e *examination) rank(ctx context.Context, i int) verdict.Rank {
 	if v.World, _ = strconv.Atoi(r.env["WORLD_SIZE"]); r.env["MASTER_PORT"] != "" {
 		v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
 	}
+	v.Member = r.env[envMember] != ""
 	e.process(&v)
 	v.Reported = reported("/proc", v.PID)
 	switch {

@@ -115,12 +115,15 @@ func Describe(rank, pid int) Rank {
 	return Rank{Rank: rank, PID: pid, env: parseEnviron(environ)}
 }
 
+// envMember is set for members of a group whose members change: elastic.EnvMember, which a package of this layer must not import.
+const envMember = "COHORT_MEMBER"
+
 var wanted = map[string]bool{
 	"RANK": true, "WORLD_SIZE": true, "LOCAL_WORLD_SIZE": true, "MASTER_ADDR": true, "MASTER_PORT": true, "TORCHELASTIC_RUN_ID": true,
 	"TORCHELASTIC_RESTART_COUNT": true, "TORCHELASTIC_USE_AGENT_STORE": true, "TORCH_FR_DUMP_TEMP_FILE": true,
 	"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": true, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": true,
 	"TORCH_WORKER_SERVER_SOCKET": true, "NCCL_RAS_ADDR": true,
-	storegate.EnvStore: true, controlsock.EnvRun: true, controlsock.EnvDump: true,
+	envMember: true, storegate.EnvStore: true, controlsock.EnvRun: true, controlsock.EnvDump: true,
 }
 
 // jobKey is equal for the ranks of a job.

@@ -98,7 +98,8 @@ func (f Frame) String() string {
 func Library(file string) bool {
 	return strings.HasPrefix(file, "<frozen") || strings.HasPrefix(file, "__") && !strings.HasSuffix(file, ".py") ||
 		strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") ||
-		strings.Contains(file, "/lib/python3") || strings.HasSuffix(file, "/sitecustomize.py") ||
+		strings.Contains(file, "/lib/python3") || strings.Contains(file, "/cohort_dist/") ||
+		strings.HasSuffix(file, "/sitecustomize.py") ||
 		strings.HasSuffix(file, "/usercustomize.py")
 }
 

@@ -93,6 +93,8 @@ func locateGo(r Rank) position {
 	switch p.op = short; {
 	case pkg == module+"/group" && (short == "New" || short == "NewGroup" || short == "Split"), pkg == module && short == "Join":
 		p.class = inInit
+	case pkg == module+"/elastic":
+		p.spare = short == "Next"
 	case pkg == module+"/group":
 		p.class = inCollective
 		if e := openOf(r.Dump); e != nil {

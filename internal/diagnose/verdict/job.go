@@ -38,6 +38,8 @@ type Environment struct {
 	// World and Store are the WORLD_SIZE and the address of the store; 0 and "" if they are not known.
 	World int
 	Store string
+	// Member says that it is a member of a group whose members change while their processes go on, or a spare.
+	Member bool
 }
 
 // Process is what the kernel reports of a rank's process, and of those below it.

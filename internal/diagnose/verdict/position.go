@@ -47,6 +47,7 @@ type position struct {
 	lock   bool   // in a lock, or something else that wakes threads, without a function of Python in between
 	gpu    bool   // it probably waits for its GPU, in whatever call
 	thread bool   // it is another thread than the main one that is there
+	spare  bool   // it waits to be taken into a group whose members change
 }
 
 func (p position) waits() bool { return p.class >= inInit }
@@ -348,11 +349,13 @@ func locateFrames(frames []stacks.Frame) position {
 			continue
 		}
 		if stacks.Library(f.File) {
+			p.spare = p.spare || strings.HasSuffix(f.File, "/cohort_dist/elastic.py") && strings.HasSuffix("."+f.Func, ".next")
 			continue
 		}
 		p.own, p.line = f.Func, line(f)
 		break
 	}
+	p.spare = p.spare && call == nil // else it makes the group
 	if p.own == "" && len(frames) > 0 {
 		f := cmp.Or(installed(frames), &frames[0])
 		p.own, p.line = f.Func, line(f)

@@ -36,7 +36,7 @@ type Verdict struct {
 // Judge looks at a job.
 func Judge(j Job) Verdict {
 	c := convene(j)
-	v := c.tempered(c.judge())
+	v := c.tempered(c.members().judge())
 	v.Places, v.Activities = slices.Concat(c.places(), c.steps()), c.activities()
 	v.Moving = c.ranks(func(r Rank, p position) bool { return r.Moved && !p.waits() || working(r) != nil })
 	v.Proof = slices.Concat(v.Places, c.waits(), c.leftKeys(), j.NCCL[:min(len(j.NCCL), maxNCCL)], c.logged(), j.Notes)
@@ -87,6 +87,20 @@ func convene(j Job) *analysis {
 		c.otherThreads()
 	}
 	return c
+}
+
+// members returns the analysis of those that are in the group, where members change: dead ones were replaced, and spares wait.
+func (c *analysis) members() *analysis {
+	if !slices.ContainsFunc(c.job.Ranks, func(r Rank) bool { return r.Member }) {
+		return c
+	}
+	in := *c
+	in.job.World = 0 // it counts spares
+	in.job.Ranks = slices.DeleteFunc(slices.Clone(c.job.Ranks), func(r Rank) bool { return r.Gone != "" || c.at[r.Rank].spare })
+	if len(in.job.Ranks) == 0 {
+		return c
+	}
+	return &in
 }
 
 // otherThreads: no main thread waits for other ranks, but those may only watch over threads that do the work.
