@@ -9,10 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cohort-dist/cohort/internal/testing/testkit"
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
@@ -119,41 +121,82 @@ func TestSameFailures(t *testing.T) {
 			t.Run(kind, func(t *testing.T) {
 				dir := place(t, torch)
 				j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/fail.py", kind)
-				cmd, path := withTorchrun(t, torch, dir, dir+"/fail.py", kind)
-				k := begin(t, dir, cmd, path)
-				if ours, theirs := j.end(), k.end(); ours != theirs || ours != 1 {
-					t.Errorf("exit codes %d and %d of torchrun\n%s\n%s", ours, theirs, j.err, k.err)
-				}
-				theirs := ""
-				for _, m := range blamed.FindAllStringSubmatch(k.err.String(), -1) {
-					if m[1] == "1" {
-						theirs = m[2]
-					}
+				if code := j.end(); code != 1 {
+					t.Errorf("exit code %d\n%s", code, j.err)
 				}
 				report := j.report()
 				last := report.Attempts[len(report.Attempts)-1]
-				if last.First != 1 || strconv.Itoa(last.Of(1).Code) != theirs {
-					t.Errorf("rank %d is at fault, and rank 1 ended with %d; torchrun has %s\n%s", last.First, last.Of(1).Code,
-						theirs, k.err)
+				ours, theirs := strconv.Itoa(last.Of(1).Code), ""
+				for try := 0; try < tries && theirs != ours; try++ {
+					theirs = torchrunsEnd(t, torch, dir, dir+"/fail.py", kind)
+				}
+				if last.First != 1 || ours != theirs {
+					t.Errorf("rank %d is at fault, and rank 1 ended with %s; under torchrun it ended with %s", last.First, ours, theirs)
 				}
 			})
 		}
 		t.Run("hang", func(t *testing.T) {
 			dir := place(t, torch)
 			j := cohortRun(t, torch, dir, []string{"--nproc-per-node", "2"}, "-u", dir+"/hang.py", "mismatch")
-			cmd, path := withTorchrun(t, torch, dir, dir+"/hang.py", "mismatch")
-			k := begin(t, dir, cmd, path)
-			codes := []int{}
-			for _, l := range []*job{j, k} {
-				l.wait(l.out, "at mismatch", 2)
-				_ = l.Process.Signal(syscall.SIGTERM)
-				codes = append(codes, l.end())
+			j.wait(j.out, "at mismatch", 2)
+			_ = j.Process.Signal(syscall.SIGTERM)
+			if code := j.end(); code != 1 {
+				t.Errorf("exit code %d\n%s", code, j.err)
 			}
-			if codes[0] != codes[1] || codes[0] != 1 {
-				t.Errorf("exit codes %d\n%s\n%s", codes, j.err, k.err)
+			for range tries {
+				cmd, path := withTorchrun(t, torch, dir, dir+"/hang.py", "mismatch")
+				k := begin(t, dir, cmd, path)
+				k.wait(k.out, "at mismatch", 2)
+				_ = k.Process.Signal(syscall.SIGTERM)
+				code, ended := k.endWithin(time.Minute)
+				if !ended { // torchrun of 1.13 sometimes does not end
+					killAll(t, dir+"/hang.py")
+					continue
+				}
+				if code != 1 {
+					t.Errorf("exit code %d of torchrun\n%s", code, k.err)
+				}
+				return
 			}
+			t.Errorf("torchrun did not end in any of %d tries", tries)
 		})
 	})
+}
+
+// killAll kills the processes that run a script.
+func killAll(t *testing.T, script string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range all {
+		text, err := os.ReadFile(name)
+		pid, bad := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+		if err == nil && bad == nil && slices.Contains(strings.Split(string(text), "\x00"), script) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// tries is how often torchrun gets a chance to do what it does most of the time.
+const tries = 4
+
+// torchrunsEnd runs a script that fails under torchrun, and returns with what rank 1 ended. When torchrun looks at its workers, both may
+// have failed: then it names the one that it looks at first, and may have ended the other one itself.
+func torchrunsEnd(t *testing.T, torch *torchtest.Torch, dir string, script ...string) string {
+	t.Helper()
+	cmd, path := withTorchrun(t, torch, dir, script...)
+	k := begin(t, dir, cmd, path)
+	if code := k.end(); code != 1 {
+		t.Errorf("exit code %d of torchrun\n%s", code, k.err)
+	}
+	for _, m := range blamed.FindAllStringSubmatch(k.err.String(), -1) {
+		if m[1] == "1" {
+			return m[2]
+		}
+	}
+	return ""
 }
 
 // TestWithoutShim: with --no-shim rank 0 hosts the store, in every version; builds without libuv need their variable then.

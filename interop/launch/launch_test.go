@@ -181,17 +181,26 @@ func environment(dir string) []string {
 // end waits for the end and returns the exit code.
 func (j *job) end() int {
 	j.t.Helper()
+	code, ended := j.endWithin(4 * time.Minute)
+	if !ended {
+		j.t.Fatalf("the job does not end:\n%s%s", j.out, j.err)
+	}
+	return code
+}
+
+// endWithin waits so long for the end.
+func (j *job) endWithin(limit time.Duration) (code int, ended bool) {
+	j.t.Helper()
 	select {
 	case err := <-j.done:
 		var exit *exec.ExitError
 		if err != nil && !errors.As(err, &exit) {
 			j.t.Fatal(err)
 		}
-		return j.ProcessState.ExitCode()
-	case <-time.After(4 * time.Minute):
-		j.t.Fatalf("the job does not end:\n%s%s", j.out, j.err)
+		return j.ProcessState.ExitCode(), true
+	case <-time.After(limit):
+		return 0, false
 	}
-	panic("not reached")
 }
 
 func (j *job) report() launch.Report {
