@@ -43,10 +43,13 @@ type Place struct {
 	unsaid   error // why the store does not know that this rank has given up
 }
 
-// before is the same rank's place in the generation before.
-func (p *Place) before() *Place {
-	return &Place{store: p.store, root: p.root, generation: p.generation - 1, rank: p.rank, size: p.size, more: p.more}
+// in is the same rank's place in a generation.
+func (p *Place) in(generation int64) *Place {
+	return &Place{store: p.store, root: p.root, generation: generation, rank: p.rank, size: p.size, more: p.more}
 }
+
+// before is the same rank's place in the generation before.
+func (p *Place) before() *Place { return p.in(p.generation - 1) }
 
 // Take takes the place of rank in the open generation, or opens one where it is free. words is what the other ranks get to
 // read. more names what else ranks keep in the store below a generation, under "G/name/R": it is deleted with the generation.
@@ -264,22 +267,25 @@ func (p *Place) GiveUp(ctx context.Context) error {
 
 // Refuse closes the open generation for a reason that makes it useless to open another: it writes why where the group notes why it ended,
 // unless a reason stands there. The rank may have no place in that generation. A rank that finds it closed can read why, and so can one
-// that had a place in a generation before, with [Place.Refused].
+// that had a place in a generation before, with [Place.Refused]. It may be called while others use the place.
 func (p *Place) Refuse(ctx context.Context, why []byte) error {
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpLimit)
 	defer cancel()
 	open, err := p.store.Add(limited, p.root+"/gen", 0)
+	at := p
 	for written := int64(-1); err == nil && written != open; { // until it was written while the generation was open
-		p.generation, written = open, open
+		if written = open; open != p.generation {
+			at = p.in(open)
+		}
 		failpoint.At("assemble.refuse")
-		if _, err = p.store.CompareAndSet(limited, p.EndKey(), nil, why); err == nil {
+		if _, err = p.store.CompareAndSet(limited, at.EndKey(), nil, why); err == nil {
 			open, err = p.store.Add(limited, p.root+"/gen", 0)
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return p.GiveUp(ctx)
+	return at.GiveUp(ctx)
 }
 
 // maxRefused bounds how many generations Refused looks at.
