@@ -60,7 +60,8 @@ test: ## run the tests that need nothing but Go (no gcc, no PyTorch)
 CHECKED = ./internal/store/storecore
 SERIAL  = $(CHECKED) ./internal/store/keytable ./internal/store/storewire ./internal/autograd/backwardcore ./internal/repolint \
 	./internal/rpc/aten ./internal/rpc/rrefcore ./internal/rpc/worldcore \
-	./internal/devtools/compat ./internal/devtools/crosscheck ./internal/devtools/release ./internal/devtools/testcount
+	./internal/devtools/compat ./internal/devtools/crosscheck ./internal/devtools/release ./internal/devtools/testcount \
+	./internal/testing/pathcount ./store/cluster/internal/membercore ./python
 
 .PHONY: race
 race: ## run the tests under the race detector (needs gcc)
