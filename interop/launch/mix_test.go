@@ -42,9 +42,14 @@ func TestLaunchersDoNotMix(t *testing.T) {
 		first := ours(at)
 		first.wait(first.err, "1 of 2 nodes are present", 1)
 		other := theirs(at)
+		c := other.end()
+		for try := 1; try < tries && !strings.Contains(first.err.String(), words); try++ { // it gives up early on a slow machine
+			other = theirs(at)
+			c = other.end()
+		}
 		first.wait(first.err, words, 1)
 		second := ours(at)
-		if a, b, c := first.end(), second.end(), other.end(); a != 0 || b != 0 || c == 0 { // 1.13 aborts
+		if a, b := first.end(), second.end(); a != 0 || b != 0 || c == 0 { // 1.13 aborts
 			t.Errorf("ours end with %d and %d, torchrun with %d\n%s\n%s\n%s", a, b, c, first.err, second.err, other.err)
 		}
 		at = endpoint()
