@@ -38,16 +38,21 @@ func (p *Place) LeftOnPurpose(ctx context.Context, rank int) (bool, error) {
 // GaveUp returns the ranks that have given the generation up.
 func (p *Place) GaveUp(ctx context.Context) ([]int, error) { return p.ranksUnder(ctx, p.gaveUpKey()) }
 
-// FirstToGiveUp returns the rank that gave the first generation up before the others did, -1 if none has said so.
-// Another process may have taken a place: then it is only the first that saw it.
-func FirstToGiveUp(ctx context.Context, s store.Store, prefix string, size int) (int, error) {
+// FirstToGiveUp returns the rank that gave the first generation up before the others did, -1 if none has said so, and those that had not
+// come, which it probably waited for: none if it had not come itself. Another process may have taken a place: then it is only the first
+// that saw it.
+func FirstToGiveUp(ctx context.Context, s store.Store, prefix string, size int) (first int, missing []int, err error) {
 	p := &Place{store: s, root: prefix, size: size}
 	said, err := p.readList(ctx, p.gaveUpKey())
-	first, _, _ := strings.Cut(string(said), " ")
-	if ranks := p.parse([]byte(first)); len(ranks) > 0 {
-		return ranks[0], err
+	word, _, _ := strings.Cut(string(said), " ")
+	ranks := p.parse([]byte(word))
+	if len(ranks) == 0 {
+		return -1, nil, err
 	}
-	return -1, err
+	if missing, err = p.Missing(ctx); slices.Contains(missing, ranks[0]) {
+		missing = nil
+	}
+	return ranks[0], missing, err
 }
 
 // MarkDead notes that a rank has died while others had not come. The ranks go on waiting: another process may take its place.

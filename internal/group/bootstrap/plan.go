@@ -10,8 +10,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,6 +25,7 @@ import (
 	"github.com/cohort-dist/cohort/internal/group/gloo/torchcaps"
 	"github.com/cohort-dist/cohort/internal/group/native/lanes"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
+	"github.com/cohort-dist/cohort/internal/util/ranklist"
 	"github.com/cohort-dist/cohort/observe"
 	"github.com/cohort-dist/cohort/store"
 )
@@ -222,20 +225,28 @@ const (
 // ErrGaveUp ends an attempt that cannot be repeated.
 var ErrGaveUp = errors.New("a rank abandoned the creation of this group")
 
-// gaveUp is the error of an attempt that a rank gave up and that cannot be repeated. It names the rank that did so first.
+// gaveUp is the error of an attempt that a rank gave up and that cannot be repeated. It names the rank that did so first, and blames one
+// that had not come by then, if there is one.
 func (p *Plan) gaveUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, judgeLimit)
 	defer cancel()
 	who, rank := "a rank", cohort.NoRank
-	if first, err := assemble.FirstToGiveUp(ctx, p.Store, p.keys(), p.size()); err == nil && first >= 0 && first != p.Rank {
+	before := ""
+	if first, missing, err := assemble.FirstToGiveUp(ctx, p.Store, p.keys(), p.size()); err == nil && first >= 0 && first != p.Rank {
 		who, rank = "rank "+strconv.Itoa(first), cohort.Rank(first)
+		if len(missing) > 0 {
+			before = " before " + ranklist.Named(missing) + " had come"
+		}
+		if late := slices.DeleteFunc(missing, func(r int) bool { return r == p.Rank }); len(late) > 0 {
+			rank = cohort.Rank(late[0])
+		}
 	}
-	does := " abandoned the reconfiguration or has closed its group: reconfigure again, with another uuid, and without that rank if " +
+	does := " abandoned the reconfiguration or has closed its group%s: reconfigure again, with another uuid, and without that rank if " +
 		"it has left"
 	if p.Origin == FromMerge {
-		does = " abandoned the merge: merge again, over another store or with a prefix of its own"
+		does = " abandoned the merge%s: merge again, over another store or with a prefix of its own"
 	}
-	return &cohort.Error{Op: "group: new", Code: cohort.Unavailable, Rank: rank, Detail: who + does, Err: ErrGaveUp}
+	return &cohort.Error{Op: "group: new", Code: cohort.Unavailable, Rank: rank, Detail: who + fmt.Sprintf(does, before), Err: ErrGaveUp}
 }
 
 // once reports whether there is only one attempt to make the group: a rank that gave up cannot come again under the same

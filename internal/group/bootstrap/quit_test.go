@@ -234,3 +234,29 @@ func TestWhoGaveUpIsNamed(t *testing.T) {
 		})
 	}
 }
+
+// TestWhoHadNotComeIsBlamed: where a rank gave up while another one had not come, the others blame the one that was missing.
+func TestWhoHadNotComeIsBlamed(t *testing.T) {
+	t.Parallel()
+	s := store.NewMemory()
+	defer func() { _ = s.Close() }()
+	p := &Plan{Store: s, Rank: 0, Globals: []int{0, 1, 2}, Origin: FromMerge}
+	for r := range 2 {
+		place, err := assemble.Take(t.Context(), s, p.keys(), r, 3, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r == 1 {
+			if err = place.GiveUp(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := p.gaveUp(t.Context()); rankOf(err) != 2 || !strings.Contains(err.Error(), "rank 1 abandoned the merge before rank 2 had come") {
+		t.Error(err)
+	}
+	p.Rank = 2 // it comes later
+	if err := p.gaveUp(t.Context()); rankOf(err) != 1 {
+		t.Error(err)
+	}
+}
