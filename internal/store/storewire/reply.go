@@ -159,7 +159,7 @@ func replyStrings(b []byte, at, count int, what string, limit int) (list [][]byt
 // parse again. It is a lower bound, and never more than the limits allow.
 func ReplySize(op Op, b []byte) int {
 	switch op {
-	case Check, Wait, Barrier, CancelWait, WatchKey:
+	case Check, Wait, Barrier, CancelWait, WatchKey, Await, Arrive:
 		return 1
 	case Ping:
 		return 4
