@@ -252,7 +252,8 @@ func TestWhoHadNotComeIsBlamed(t *testing.T) {
 			}
 		}
 	}
-	if err := p.gaveUp(t.Context()); rankOf(err) != 2 || !strings.Contains(err.Error(), "rank 1 abandoned the merge before rank 2 had come") {
+	const said = "rank 1 abandoned the merge before rank 2 had come"
+	if err := p.gaveUp(t.Context()); rankOf(err) != 2 || !strings.Contains(err.Error(), said) {
 		t.Error(err)
 	}
 	p.Rank = 2 // it comes later
