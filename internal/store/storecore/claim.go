@@ -224,6 +224,9 @@ func (m *Machine) release(holder holderID) {
 // releaseSub lets go of what one client of a holder has.
 func (m *Machine) releaseSub(holder holderID, sub uint32) {
 	all := m.claims.byHolder[holder]
+	if len(all) == 0 {
+		return
+	}
 	m.turn.work += uint64(len(all))
 	left := slices.DeleteFunc(slices.Clone(all), func(have *claim) bool { return have.sub != sub })
 	m.claims.byHolder[holder] = slices.DeleteFunc(all, func(have *claim) bool { return have.sub == sub })

@@ -161,6 +161,8 @@ func TestSessionClaims(t *testing.T) {
 		}
 	}
 	c, _ := b.reopen(testSession, 1, 1)
+	b.send(c, frame(1, func(b []byte) []byte { return wire.AppendLeave(b, 5) })) // which has claimed nothing
+	b.take(c)
 	b.send(c, withNumber(2, 1, 1, 5, claim("a", "", "five")))
 	b.send(c, withNumber(3, 2, 1, 6, claim("a", "five", "six")))
 	b.send(c, withNumber(4, 3, 1, 6, claim("b", "", "six")))
