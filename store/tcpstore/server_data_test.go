@@ -85,7 +85,7 @@ func TestDataRestart(t *testing.T) {
 		t.Errorf("%q, %v", v, err)
 	}
 	st := s.Stats()
-	if st.Data == nil || st.Data.RecoveredChanges != 6 || st.Data.Changes == 0 || st.Data.RecoveredKeys != 3 {
+	if st.Data == nil || st.Data.RecoveredChanges != 8 || st.Data.Changes == 0 || st.Data.RecoveredKeys != 3 {
 		t.Errorf("%+v", st.Data)
 	}
 	if n := s.Clear(); n == 0 || s.Identity() == id {

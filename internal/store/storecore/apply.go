@@ -30,7 +30,7 @@ func (m *Machine) apply(c *Conn, r *wire.Request) {
 		// the wait later would put that answer in the place of another one.
 		m.dropWaits(c)
 	}
-	if (m.log != nil || m.config.Relay != nil) && m.divert(c, r) || r.Seq != 0 && !m.numbered(c, r) {
+	if (m.log != nil || m.config.Relay != nil) && m.divert(c, r) || r.Seq != 0 && (m.log == nil || m.log.change) && !m.numbered(c, r) {
 		return
 	}
 	m.turn.passes = c.deferred && !m.turn.passed
@@ -73,7 +73,7 @@ func (m *Machine) divert(c *Conn, r *wire.Request) bool {
 		if err := m.relay(c, r); err != nil {
 			m.refuseRequest(c, r.ID, err)
 		}
-	case m.log != nil && ofSessions(r):
+	case m.config.Barrier && ofSessions(r):
 		m.refuseRequest(c, r.ID, noSessions())
 	case m.log != nil && m.awaitsLog(c, r):
 		m.counts.ops[r.Op]--
@@ -121,6 +121,9 @@ func (m *Machine) perform(c *Conn, r *wire.Request) error {
 		c.poll.Forget() // it does something else between its questions
 	}
 	if m.log != nil && m.log.change {
+		if r.Op >= wire.Session && r.Op <= wire.Acked {
+			return m.proposeSession(c, r)
+		}
 		return m.propose(c, r)
 	}
 	return o.do(m, c, r)

@@ -43,18 +43,24 @@ type Command struct {
 	answer int
 	pop    *wait // whom the item of the queue is for
 	forget bool
+	opens  uint64                    // a session, as this generation; 0: none
 	done   func(keys int, err error) // of one of the process
 }
+
+// Vital reports whether the command has to be logged also when the disk has hardly any room: clients depend on it that change nothing.
+func (k *Command) Vital() bool { return k.Internal() || k.opens != 0 }
 
 // Internal reports whether no client waits for the command. It has to be logged sooner or later, so Abort keeps it.
 func (k *Command) Internal() bool { return k.conn == nil && k.done == nil }
 
 // connLog is what one connection has to do with the log.
 type connLog struct {
-	flying  int  // its commands
-	waiting bool // it goes on when none of them is under way
-	aborted bool // one of its commands was not logged, so the later ones are not either
-	cleared bool // what it has sent so far may read, see reads
+	flying  int   // its commands
+	waiting bool  // it goes on when none of them is under way
+	opening bool  // one of them opens its session
+	refused error // why its session was not opened, if that was to be a new one
+	aborted bool  // one of its commands was not logged, so the later ones are not either
+	cleared bool  // what it has sent so far may read, see reads
 }
 
 const (
@@ -148,6 +154,9 @@ func (m *Machine) Commands() []*Command {
 func (m *Machine) Abort(commands []*Command, reason error) {
 	for _, k := range commands {
 		m.land(k)
+		if k.opens != 0 {
+			m.notOpened(k, reason)
+		}
 		switch {
 		case k.Internal():
 			m.lift(k)

@@ -29,9 +29,10 @@ type claim struct {
 	conn   *Conn    // the holder's, while it is open here
 	text   []byte
 	cost   int64
-	host   string // of the last holder
-	sub    uint32 // which client of the holder's session
-	turn   uint64 // among those of its host that are gone
+	host   string   // of the last holder
+	sub    uint32   // which client of the holder's session
+	left   *session // which has lost it with its connection and gets it again, if it has not been taken meanwhile
+	turn   uint64   // among those of its host that are gone
 }
 
 // holderID names a connection for as long as there is a store: the process that serves it, and its number there. The zero one is none.
@@ -161,6 +162,7 @@ func (m *Machine) seize(have *claim, holder holderID, c *Conn, host string, r *w
 // holdClaim gives a holder a claim that is free.
 func (m *Machine) holdClaim(have *claim, holder holderID, c *Conn, host string, sub uint32) {
 	m.reclaim(have)
+	have.forgo()
 	have.holder, have.host, have.sub = holder, host, sub
 	m.claims.byHolder[holder] = append(m.claims.byHolder[holder], have)
 	if have.conn = c; c != nil {
@@ -216,7 +218,11 @@ func (m *Machine) leaveClaims(c *Conn) {
 func (m *Machine) release(holder holderID) {
 	all := m.claims.byHolder[holder]
 	delete(m.claims.byHolder, holder)
+	s := m.sessions.byHolder[holder]
 	for _, have := range all {
+		if have.left = s; s != nil {
+			s.left = append(s.left, have)
+		}
 		m.letGo(have)
 	}
 }
@@ -290,8 +296,17 @@ func (m *Machine) dropReleased(b *hostReleases, most int) {
 			b.live--
 			m.claims.nReleased--
 			delete(m.claims.byName, first.claim.name)
+			first.claim.forgo()
 			m.admission.waits -= first.claim.cost
 		}
+	}
+}
+
+// forgo notes that no session gets the claim again.
+func (c *claim) forgo() {
+	if s := c.left; s != nil {
+		c.left = nil
+		s.left = slices.DeleteFunc(s.left, func(o *claim) bool { return o == c })
 	}
 }
 

@@ -20,14 +20,21 @@ import (
 type commandKind byte
 
 const (
-	kindRequest commandKind = iota + 1
-	kindAppend              // uvarint: the longest value that there may be
-	kindClaim               // holder, string: its host
-	kindRelease             // holder: its connection has ended
-	kindRestart             // u64: the server; the connections of all others have ended
-	kindClear               // the new identity
+	kindRequest  commandKind = iota + 1
+	kindAppend               // uvarint: the longest value that there may be
+	kindClaim                // holder, string: its host
+	kindRelease              // holder: its connection has ended
+	kindRestart              // u64: the server; the connections of all others have ended
+	kindClear                // the new identity
+	kindSession              // session, token, uvarints: generation, acknowledged; holder, string: its host
+	kindNumbered             // session, uvarints: generation, number, acknowledged, client; then kind 1, 2, 3 or 6 without its era
+	kindAcked                // session, uvarint: the number
+	kindLeave                // session, uvarints: generation, client; 0: the session ends
 	kindLimit
 )
+
+// opOf is what a client has asked for whose command has no request.
+var opOf = [kindLimit]wire.Op{kindClear: wire.Clear, kindSession: wire.Session}
 
 // holderSize is the length of a holder in a command.
 const holderSize = 16
@@ -41,6 +48,16 @@ type parsedCommand struct {
 	host     []byte
 	identity Identity
 	request  wire.Request
+	session  sessionCommand
+}
+
+// sessionCommand is what a command has to do with a session. The zero one belongs to none.
+type sessionCommand struct {
+	id, token  sessionID
+	generation uint64 // 0: no session
+	seq        uint64 // 0: the request has no number
+	ack        uint64
+	sub        uint64
 }
 
 func appendCommand(b []byte, kind commandKind, era uint64) []byte {
@@ -51,78 +68,116 @@ func appendHolder(b []byte, h holderID) []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, h.Server), h.Conn)
 }
 
+func appendUvarints(b []byte, all ...uint64) []byte {
+	for _, n := range all {
+		b = binary.AppendUvarint(b, n)
+	}
+	return b
+}
+
 func readHolder(b []byte) holderID {
 	return holderID{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
 }
 
 // parse reads a command.
 func (p *parsedCommand) parse(b []byte) error {
-	if len(b) == 0 || commandKind(b[0]) >= kindLimit || b[0] == 0 {
+	r := commandReader{rest: b}
+	p.kind, p.session = r.kind(), sessionCommand{}
+	p.era = r.uvarint()
+	if p.kind == kindNumbered {
+		s := &p.session
+		r.fill(s.id[:])
+		s.generation, s.seq, s.ack, s.sub = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
+		p.kind = r.kind()
+		r.bad = r.bad || p.kind > kindClaim && p.kind != kindClear || s.generation == 0 || s.sub > math.MaxUint32
+	}
+	p.head(&r)
+	switch {
+	case r.bad:
 		return badCommand(b)
-	}
-	p.kind = commandKind(b[0])
-	rest, ok := uvarint(b[1:], &p.era)
-	if !ok || !p.head(&rest) {
+	case p.kind > kindClaim && len(r.rest) > 0:
 		return badCommand(b)
+	case p.kind > kindClaim:
+		p.request = wire.Request{Op: opOf[p.kind], ID: p.request.ID}
+		return nil
 	}
-	if p.kind <= kindClaim {
-		return wire.ParseLogged(rest, &p.request)
+	if err := wire.ParseLogged(r.rest, &p.request); err != nil {
+		return err
 	}
-	if len(rest) > 0 {
-		return badCommand(b)
-	}
+	p.request.Sub = uint32(p.session.sub) //nolint:gosec // checked
 	return nil
 }
 
 // head reads what the kind has before the request.
-func (p *parsedCommand) head(rest *[]byte) (ok bool) {
-	b := *rest
+func (p *parsedCommand) head(r *commandReader) {
+	s := &p.session
 	switch p.kind {
 	case kindAppend:
-		var n uint64
-		*rest, ok = uvarint(b, &n)
-		p.limit = int(min(n, math.MaxInt))
-		return ok
-	case kindClaim, kindRelease:
-		if len(b) < holderSize {
-			return false
-		}
-		p.holder, *rest = readHolder(b), b[holderSize:]
-		return p.kind == kindRelease || p.readHost(rest)
+		p.limit = int(min(r.uvarint(), math.MaxInt))
+	case kindClaim:
+		p.holder, p.host = r.holder(), r.string()
+	case kindRelease:
+		p.holder = r.holder()
 	case kindRestart:
-		if len(b) < 8 {
-			return false
-		}
-		p.holder, *rest = holderID{Server: binary.LittleEndian.Uint64(b)}, b[8:]
+		p.holder = holderID{Server: r.u64()}
 	case kindClear:
-		if len(b) < len(p.identity) {
-			return false
-		}
-		*rest = b[copy(p.identity[:], b):]
+		r.fill(p.identity[:])
+	case kindSession:
+		r.fill(s.id[:])
+		r.fill(s.token[:])
+		s.generation, s.ack = r.uvarint(), r.uvarint()
+		p.holder, p.host = r.holder(), r.string()
+	case kindAcked:
+		r.fill(s.id[:])
+		s.seq = r.uvarint()
+	case kindLeave:
+		r.fill(s.id[:])
+		s.generation, s.sub = r.uvarint(), r.uvarint()
 	default:
 	}
-	return true
 }
 
-func (p *parsedCommand) readHost(rest *[]byte) bool {
-	var n uint64
-	b, ok := uvarint(*rest, &n)
-	if !ok || n > uint64(len(b)) {
-		return false
-	}
-	p.host, *rest = b[:n], b[n:]
-	return true
+// commandReader reads the fields of a command.
+type commandReader struct {
+	rest []byte
+	bad  bool // it ends too early, or holds what it cannot
 }
 
-// uvarint reads a number from the start of b.
-func uvarint(b []byte, into *uint64) (rest []byte, ok bool) {
-	n, size := binary.Uvarint(b)
-	if size <= 0 {
-		return nil, false
+func (r *commandReader) take(n uint64) []byte {
+	if r.bad = r.bad || n > uint64(len(r.rest)); r.bad {
+		return nil
 	}
-	*into = n
-	return b[size:], true
+	b := r.rest[:n]
+	r.rest = r.rest[n:]
+	return b
 }
+
+func (r *commandReader) fill(b []byte) { copy(b, r.take(uint64(len(b)))) }
+
+func (r *commandReader) kind() (k commandKind) {
+	if b := r.take(1); len(b) > 0 {
+		k = commandKind(b[0])
+	}
+	r.bad = r.bad || k == 0 || k >= kindLimit
+	return k
+}
+
+func (r *commandReader) uvarint() uint64 {
+	n, size := binary.Uvarint(r.rest)
+	r.bad = r.bad || size <= 0
+	r.take(uint64(max(size, 0)))
+	return n
+}
+
+func (r *commandReader) u64() uint64 {
+	var b [8]byte
+	r.fill(b[:])
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+func (r *commandReader) holder() holderID { return holderID{r.u64(), r.u64()} }
+
+func (r *commandReader) string() []byte { return r.take(r.uvarint()) }
 
 func badCommand(b []byte) error {
 	if len(b) > 16 {

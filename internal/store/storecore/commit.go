@@ -71,9 +71,12 @@ func (m *Machine) applyEntry(e *Entry) {
 		}
 		l.command.request.ID = k.id
 	}
-	m.given = given{}
+	m.given, m.recorder = given{}, recorder{}
 	m.turn.work++
 	m.turn.notifyEnd = m.turn.work + heavyWork
+	if l.ghost.dialect = wire.V; l.command.session.generation != 0 {
+		l.ghost.dialect = wire.Native // for the answer is remembered
+	}
 	l.applying = true
 	err := m.applyCommand(&l.command, c, k)
 	l.applying = false
@@ -107,21 +110,42 @@ func (m *Machine) applyCommand(p *parsedCommand, c *Conn, k *Command) error {
 		return m.outdated(p, k)
 	}
 	switch p.kind {
-	case kindClaim:
-		return m.applyClaim(p, c)
 	case kindRelease:
 		m.release(p.holder)
 		return nil
 	case kindRestart:
 		m.releaseOthers(p.holder.Server)
 		return nil
-	case kindClear:
-		m.applyClear(p, c, k)
+	case kindSession:
+		return m.applySession(p, c)
+	case kindAcked, kindLeave:
+		m.applyLeave(p)
 		return nil
+	case kindClear:
+		if p.session.generation == 0 {
+			m.applyClear(p, c, k, nil)
+			return nil
+		}
 	default: // those of requests
 	}
-	if k != nil && k.pop != nil && c != m.log.ghost {
-		return m.popFor(k.pop, &p.request)
+	if p.session.generation != 0 {
+		return m.applyNumbered(p, c, k)
+	}
+	return m.applyRequest(p, c, k, nil)
+}
+
+// applyRequest does what a client has asked for, of a session or of none.
+func (m *Machine) applyRequest(p *parsedCommand, c *Conn, k *Command, s *session) error {
+	switch {
+	case p.kind == kindClaim:
+		return m.applyClaim(p, c)
+	case p.kind == kindClear:
+		m.applyClear(p, c, k, s)
+		return nil
+	case k != nil && k.pop != nil && c != m.log.ghost:
+		if goesOn := m.popFor(k.pop, &p.request); goesOn {
+			return nil
+		}
 	}
 	if !m.operations[p.request.Op].changes && p.request.Op != wire.Add {
 		return cohort.Newf("tcpstore: apply", cohort.Protocol, "%s is in the log, and changes nothing", p.request.Op)
@@ -131,7 +155,14 @@ func (m *Machine) applyCommand(p *parsedCommand, c *Conn, k *Command) error {
 
 // outdated is for a command of a time before the store was cleared.
 func (m *Machine) outdated(p *parsedCommand, k *Command) error {
-	if p.kind != kindClear {
+	switch p.kind {
+	case kindAcked, kindLeave: // they have no reply
+		return nil
+	case kindClear:
+	case kindSession:
+		m.opened(k)
+		return replaced()
+	default:
 		return replaced()
 	}
 	if k != nil && k.done != nil {
@@ -173,17 +204,17 @@ func (m *Machine) releaseOthers(server uint64) {
 	}
 }
 
-func (m *Machine) applyClear(p *parsedCommand, c *Conn, k *Command) {
+func (m *Machine) applyClear(p *parsedCommand, c *Conn, k *Command, s *session) {
 	by := c
 	if c == m.log.ghost {
 		by = nil
 	}
 	m.log.emptying = true
-	keys := m.empty(by)
+	keys := m.emptyFor(by, s)
 	m.log.emptying = false
 	m.run.identity = m.config.Base.mask(p.identity)
 	m.log.era++
-	if by != nil {
+	if by != nil || s != nil {
 		m.replyIdentity(c, p.request.ID, keys)
 	}
 	if k != nil && k.done != nil {
@@ -219,12 +250,17 @@ func (m *Machine) servePops(key []byte) (served bool) {
 	return served
 }
 
-// popFor gives an item to a pop that has waited. If another one was faster it goes on waiting.
-func (m *Machine) popFor(w *wait, r *wire.Request) error {
+// popFor ends a pop that has waited, for which there is an item. If another one was faster it goes on waiting, unless it was canceled.
+func (m *Machine) popFor(w *wait, r *wire.Request) (goesOn bool) {
 	w.proposed = false
-	if m.queues.byKey[string(r.Key)] == nil {
-		return nil
+	switch {
+	case m.queues.byKey[string(r.Key)] != nil:
+		m.forget(w)
+		return false
+	case w.canceled:
+		m.recorder = recorder{} // this is between the client and this process
+		m.forget(w)
+		m.refuseRequest(w.conn, w.id, canceled())
 	}
-	m.forget(w)
-	return m.pop(w.conn, r)
+	return true
 }

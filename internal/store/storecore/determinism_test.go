@@ -22,6 +22,9 @@ type fleet struct {
 	clears  int
 	id      uint32
 	commits []Entry
+
+	sessions  []*fleetSession
+	bySession map[*Conn]*fleetSession
 }
 
 var liveLimits = Limits{
@@ -34,7 +37,8 @@ var followerLimits = Limits{
 }
 
 func newFleet(seed uint64) *fleet {
-	f := &fleet{bench: newLoggedBench(liveLimits), r: rand.New(rand.NewPCG(seed, 31))}
+	f := &fleet{bench: newLoggedBench(liveLimits), r: rand.New(rand.NewPCG(seed, 31)), bySession: map[*Conn]*fleetSession{}}
+	f.sessions = newFleetSessions()
 	f.m.config.Identity = func() (id Identity) {
 		f.clears++
 		id[0], id[1] = byte(f.clears), byte(f.clears>>8)
@@ -67,6 +71,8 @@ func (f *fleet) act() {
 	case n == 8:
 		f.m.config.Server++
 		f.m.ProposeRestart()
+	case n == 9 && f.r.IntN(4) == 0:
+		f.m.endAway(0)
 	case n < 40:
 		f.gatherCommands()
 	case n < 60:
@@ -122,7 +128,7 @@ func (f *fleet) request(c *Conn) []byte {
 	}
 	switch d {
 	case wire.Native:
-		ops = append(ops, wire.Hello, wire.Clear, claimOp, claimOp, claimOp)
+		ops = append(ops, wire.Hello, wire.Clear, claimOp, claimOp, claimOp, openOp, openOp, ackedOp, leaveOp, wire.CancelWait)
 	case wire.Legacy:
 		ops = append(ops, wire.WatchKey)
 	default:
@@ -130,10 +136,16 @@ func (f *fleet) request(c *Conn) []byte {
 	f.id++
 	op := ops[f.r.IntN(len(ops))]
 	body := func(b []byte) []byte { return f.body(b, d, op, key, value) }
-	if d == wire.Native {
-		return frame(f.id, body)
+	if d != wire.Native {
+		return body(nil)
 	}
-	return body(nil)
+	switch ofSession := f.sessionRequest(c, op, body); {
+	case ofSession != nil && (op > claimOp || f.r.IntN(4) > 0):
+		body = ofSession
+	case op > claimOp:
+		body = func(b []byte) []byte { return wire.AppendPlain(b, d, wire.ListKeys) }
+	}
+	return frame(f.id, body)
 }
 
 func (f *fleet) body(b []byte, d wire.Dialect, op wire.Op, key string, value []byte) []byte {
@@ -159,6 +171,8 @@ func (f *fleet) body(b []byte, d wire.Dialect, op wire.Op, key string, value []b
 		return wire.AppendKeys(b, d, op, key, "k2")
 	case wire.ListKeys:
 		return wire.AppendPlain(b, d, op)
+	case wire.CancelWait:
+		return wire.AppendCancel(b, f.id-uint32(f.r.IntN(30)))
 	case wire.Hello:
 		return wire.AppendHello(b, nil)
 	case wire.Clear:

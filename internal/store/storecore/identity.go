@@ -139,9 +139,18 @@ func (m *Machine) clear(c *Conn, r *wire.Request) error {
 // Native clients get the error from now on that this is another store; users of the other dialects are cut.
 func (m *Machine) Clear() int { return m.empty(nil) }
 
-// empty turns the machine into another store. Only the connection by, if any, may go on in it.
+// empty turns the machine into another store. Only the connection by, if any, may go on in it, with its session.
 func (m *Machine) empty(by *Conn) int {
+	if by == nil {
+		return m.emptyFor(nil, nil)
+	}
+	return m.emptyFor(by, by.session)
+}
+
+// emptyFor is empty where the session may go on whose connection is perhaps elsewhere.
+func (m *Machine) emptyFor(by *Conn, session *session) int {
 	keys := m.keys()
+	m.dropSessions(session)
 	for _, c := range slices.Clone(m.conns.all) {
 		switch {
 		case c.closed: // cut a moment ago
@@ -155,7 +164,6 @@ func (m *Machine) empty(by *Conn) int {
 			}
 			m.dropStale(c, c == by)
 			m.leaveClaims(c)
-			m.dropSession(c, c == by)
 		case c.standing.user:
 			m.Refuse(c, replaced())
 		}
@@ -179,15 +187,11 @@ func (m *Machine) expelled(c *Conn) {
 	}
 }
 
-// forgetAll replaces the key space. No wait, watch or held claim is left when it is called: they end with their users.
+// forgetAll replaces the key space. No wait or watch is left when it is called: they end with their users.
 func (m *Machine) forgetAll() {
 	m.table, m.claims = keytable.New(), claims{holders: m.claims.holders}
 	clear(m.queues.byKey)
 	m.queues.bytes, m.admission.waits = 0, 0
-	for p := m.away.First(); p != nil; p = m.away.First() {
-		m.away.Remove(p)
-		m.sessions.end(p.Of())
-	}
 	m.run.identity = m.config.Identity()
 	m.run.left = 0
 }

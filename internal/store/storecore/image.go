@@ -20,9 +20,10 @@ import (
 //	'S' version era identity           first
 //	'K' key value                      a key
 //	'Q' key count items                items of a queue, in their order; a long queue has several of these
-//	'C' holder name text host          a claim that is held; those of a holder in their order
-//	'R' name text host                 a claim without a holder; those of a host in their order
-//	'E' keys items claims              last
+//	'C' holder name text host client   a claim that is held; those of a holder in their order
+//	'R' name text host client          a claim without a holder; those of a host in their order
+//	'N' ...                            a session, see session_image.go
+//	'E' keys items claims sessions answers
 //
 // where numbers are uvarints, strings have their length in front, and a holder is two numbers of eight bytes.
 type Image struct {
@@ -31,6 +32,7 @@ type Image struct {
 	machine *Machine
 	walk    *keytable.Walk
 	queues  []queueImage
+	records []sessionImage
 	out     []byte // not taken yet
 	sizes   imageSizes
 	ended   bool
@@ -40,7 +42,7 @@ type Image struct {
 }
 
 // imageSizes is how much an image holds.
-type imageSizes struct{ keys, items, claims uint64 }
+type imageSizes struct{ keys, items, claims, sessions, answers uint64 }
 
 type queueImage struct {
 	key   string
@@ -48,7 +50,7 @@ type queueImage struct {
 }
 
 const (
-	imageVersion = 1
+	imageVersion = 2 // 1 had no sessions
 	// imagePart is how many bytes of an image are made in one step, and imageMost how many may wait to be taken: then no commands are
 	// applied until some are. Without a log nothing can wait, and they grow with what changes.
 	imagePart = 64 << 10
@@ -59,6 +61,15 @@ const (
 
 // BeginImage begins an image of what the machine holds now, nil while another one is being made.
 func (m *Machine) BeginImage() *Image {
+	i := m.beginImage()
+	if i != nil && m.log != nil {
+		i.records = imagesOf(&m.sessions)
+	}
+	return i
+}
+
+// beginImage is BeginImage without sessions.
+func (m *Machine) beginImage() *Image {
 	if i := m.image; i != nil && i.client && m.clock.now-i.takenAt > imagePatience {
 		i.lost = true
 		i.End()
@@ -101,10 +112,13 @@ func (i *Image) Next() (part []byte, more bool) {
 	for len(i.out) < imagePart && len(i.queues) > 0 {
 		i.queuePart()
 	}
-	more = !i.walk.Done() || len(i.queues) > 0
+	for len(i.out) < imagePart && len(i.records) > 0 {
+		i.recordPart()
+	}
+	more = !i.walk.Done() || len(i.queues)+len(i.records) > 0
 	if !more {
-		i.out = binary.AppendUvarint(append(i.out, 'E'), i.sizes.keys)
-		i.out = binary.AppendUvarint(binary.AppendUvarint(i.out, i.sizes.items), i.sizes.claims)
+		s := &i.sizes
+		i.out = appendUvarints(append(i.out, 'E'), s.keys, s.items, s.claims, s.sessions, s.answers)
 		i.End()
 	}
 	part, i.out = i.out, nil
@@ -151,6 +165,7 @@ func (i *Image) claims(all *claims) {
 		for _, c := range held {
 			i.out = appendHolder(append(i.out, 'C'), holder)
 			i.out = appendString(appendString(appendString(i.out, c.name), c.text), c.host)
+			i.out = binary.AppendUvarint(i.out, uint64(c.sub))
 			i.sizes.claims++
 		}
 	}
@@ -160,6 +175,7 @@ func (i *Image) claims(all *claims) {
 				continue
 			}
 			i.out = appendString(appendString(appendString(append(i.out, 'R'), g.claim.name), g.claim.text), g.claim.host)
+			i.out = binary.AppendUvarint(i.out, uint64(g.claim.sub))
 			i.sizes.claims++
 		}
 	}
@@ -176,7 +192,7 @@ func (m *Machine) backup(c *Conn, r *wire.Request) error {
 		if i != nil {
 			i.End()
 		}
-		if i = m.BeginImage(); i == nil {
+		if i = m.beginImage(); i == nil { // without sessions: a token is for its client alone
 			return cohort.New("tcpstore: backup", cohort.AlreadyExists,
 				"an image of the store is being made already: try again in a moment")
 		}
@@ -221,14 +237,18 @@ func (m *Machine) Hash() uint64 {
 	}
 	for holder, held := range m.claims.byHolder {
 		for n, c := range held {
-			sum += hashOf([]byte{'C', byte(n)}, appendHolder(nil, holder), []byte(c.name), c.text, []byte(c.host))
+			who := appendHolder(binary.AppendUvarint(nil, uint64(c.sub)), holder)
+			sum += hashOf([]byte{'C', byte(n)}, who, []byte(c.name), c.text, []byte(c.host))
 		}
+	}
+	for _, s := range m.sessions.byID {
+		sum += s.hash()
 	}
 	for host, b := range m.claims.released {
 		parts := [][]byte{{'R'}, []byte(host)}
 		for _, g := range b.list {
 			if !g.stale() {
-				parts = append(parts, []byte(g.claim.name), g.claim.text)
+				parts = append(parts, []byte(g.claim.name), g.claim.text, binary.AppendUvarint(nil, uint64(g.claim.sub)))
 			}
 		}
 		if len(parts) > 2 {

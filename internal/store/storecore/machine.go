@@ -87,6 +87,7 @@ type Machine struct {
 
 	sessions sessions
 	away     ilist.List[session] // those without a connection, the longest ago first
+	ending   int64               // what those take whose end is under way to the log
 	recorder recorder
 	stalled  []*Conn // they wait for the relay
 

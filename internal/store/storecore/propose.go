@@ -34,6 +34,9 @@ func (m *Machine) awaitsLog(c *Conn, r *wire.Request) bool {
 	l := m.log
 	l.change = m.changes(c, r)
 	switch {
+	case l.change && c.logged.opening && (r.Seq != 0 || r.Op == wire.Leave):
+		c.logged.waiting, c.yielded = true, true // until it has its session
+		return true
 	case l.change:
 		if c.logged.flying < maxFlying && m.admission.logged <= m.admission.shares.in {
 			break
@@ -46,7 +49,7 @@ func (m *Machine) awaitsLog(c *Conn, r *wire.Request) bool {
 		return true
 	}
 	switch {
-	case neutral(r):
+	case neutral(r) && r.Op != wire.Session:
 	case l.forgets:
 		m.expelled(c) // it uses the store that is to come
 		l.users = append(l.users, c)
@@ -62,11 +65,13 @@ func (m *Machine) awaitsLog(c *Conn, r *wire.Request) bool {
 func (m *Machine) changes(c *Conn, r *wire.Request) bool {
 	switch r.Op {
 	case wire.Add:
-		return r.Num != 0 || m.table.Find(r.Key) == nil
+		return r.Num != 0 || r.Seq != 0 || m.table.Find(r.Key) == nil
 	case wire.QueuePop:
-		return c.logged.flying > 0 || m.queues.byKey[string(r.Key)] != nil
-	case wire.Clear:
+		return c.logged.flying > 0 || r.Seq != 0 || m.queues.byKey[string(r.Key)] != nil
+	case wire.Clear, wire.Session:
 		return true
+	case wire.Leave, wire.Acked:
+		return c.session != nil || c.logged.opening
 	default:
 		return m.operations[r.Op].changes
 	}
@@ -84,16 +89,15 @@ func (m *Machine) propose(c *Conn, r *wire.Request) error {
 	switch {
 	case r.Op == wire.Clear:
 		identity := m.config.Base.mask(m.config.Identity())
-		b = append(appendCommand(b, kindClear, m.log.era), identity[:]...)
+		b = append(m.appendKind(b, c.session, kindClear, r), identity[:]...)
 	case r.Op == wire.Append:
-		b = binary.AppendUvarint(appendCommand(b, kindAppend, m.log.era), uint64(m.config.Limits.Value)) //nolint:gosec // not negative
+		b = binary.AppendUvarint(m.appendKind(b, c.session, kindAppend, r), uint64(m.config.Limits.Value)) //nolint:gosec // not negative
 		b = wire.AppendRequest(b, r.Op, r)
 	case r.Op == wire.CompareSet && isClaim(r.Key):
-		b = appendHolder(appendCommand(b, kindClaim, m.log.era), m.holderOf(c))
-		host := hostOf(c.Peer)
-		b = wire.AppendRequest(append(binary.AppendUvarint(b, uint64(len(host))), host...), r.Op, r)
+		b = appendHolder(m.appendKind(b, c.session, kindClaim, r), m.holderOf(c))
+		b = wire.AppendRequest(appendString(b, hostOf(c.Peer)), r.Op, r)
 	default:
-		b = wire.AppendRequest(appendCommand(b, kindRequest, m.log.era), r.Op, r)
+		b = wire.AppendRequest(m.appendKind(b, c.session, kindRequest, r), r.Op, r)
 	}
 	m.turn.copied(len(b) - start)
 	m.gather(b, start, k)
@@ -115,8 +119,10 @@ func (m *Machine) decide(c *Conn, r *wire.Request, k *Command) (err error) {
 		if q := m.queues.byKey[string(r.Key)]; q != nil {
 			k.answer = len(q.items[q.first])
 			err = m.mayReply(k.answer, copiedSize(q.items[q.first]))
+		} else if r.Wait {
+			err = m.mayOpen(c, r)
 		}
-	case wire.Barrier:
+	case wire.Barrier, wire.Arrive:
 		err = m.mayOpen(c, r)
 	case wire.DeleteKey:
 		err = m.turn.mayCopy(m.table.Walks() * (unitBytes + len(r.Key)))
@@ -157,12 +163,12 @@ func (m *Machine) growthOf(r *wire.Request) int {
 		return len(r.Key) + len(r.Value) + 2*itemCost
 	case wire.MultiSet:
 		return r.List.Size() + r.List.Count*keytable.EntryCost
-	case wire.Set, wire.CompareSet, wire.Append, wire.Add, wire.Barrier:
+	case wire.Set, wire.CompareSet, wire.Append, wire.Add, wire.Barrier, wire.Arrive:
 	default:
 		return 0
 	}
 	more := len(r.Value)
-	if r.Op == wire.Add || r.Op == wire.Barrier {
+	if r.Op == wire.Add || r.Op == wire.Barrier || r.Op == wire.Arrive {
 		more = len("-9223372036854775808")
 	}
 	switch e := m.table.Find(r.Key); {
@@ -181,8 +187,64 @@ func (m *Machine) proposePop(w *wait, key string) {
 	b := m.log.room(len(key) + commandCost)
 	start := len(b)
 	r := wire.Request{Op: wire.QueuePop, Key: []byte(key), Wait: true}
-	b = wire.AppendRequest(appendCommand(b, kindRequest, m.log.era), r.Op, &r)
+	if w.task != nil {
+		r.Seq = w.task.seq
+	}
+	b = wire.AppendRequest(m.appendKind(b, w.conn.session, kindRequest, &r), r.Op, &r)
 	m.gather(b, start, Command{conn: w.conn, id: w.id, pop: w})
+}
+
+// appendKind writes what stands in front of a request: the kind of its command, and in a session who asks.
+func (m *Machine) appendKind(b []byte, s *session, kind commandKind, r *wire.Request) []byte {
+	if s == nil || r.Seq == 0 && kind != kindClear {
+		return appendCommand(b, kind, m.log.era)
+	}
+	b = append(appendCommand(b, kindNumbered, m.log.era), s.id[:]...)
+	return append(appendUvarints(b, s.generation, r.Seq, r.Ack, uint64(r.Sub)), byte(kind))
+}
+
+// proposeSession makes a command of SESSION, LEAVE or ACKED. The last two have no reply, and are logged sooner or later.
+func (m *Machine) proposeSession(c *Conn, r *wire.Request) error {
+	switch s := c.session; {
+	case r.Op == wire.Session:
+		if err := m.mayOpenSession(c, r); err != nil {
+			return err
+		}
+		b := m.log.room(len(r.Key) + len(r.Expected) + commandCost)
+		start := len(b)
+		b = append(append(appendCommand(b, kindSession, m.log.era), r.Key...), r.Expected...)
+		b = appendHolder(appendUvarints(b, uint64(r.Num), r.Ack), m.holderOf(c)) //nolint:gosec // as it was sent
+		c.logged.opening = true
+		k := Command{conn: c, id: r.ID, opens: max(uint64(r.Num), 1)} //nolint:gosec // as it was sent
+		m.gather(appendString(b, hostOf(c.Peer)), start, k)
+	case s == nil: // it was refused, or has ended
+	case r.Op == wire.Leave:
+		m.proposeLeave(s, r.Sub)
+	default:
+		m.proposeAcked(s, uint64(r.Num)) //nolint:gosec // as it was sent
+	}
+	return proposedError{}
+}
+
+// proposeAcked says that the answer to a request has come that is acknowledged for itself.
+func (m *Machine) proposeAcked(s *session, seq uint64) {
+	t := s.open[seq]
+	if t == nil || t.settling {
+		return
+	}
+	t.settling = true
+	b := m.log.room(commandCost)
+	start := len(b)
+	b = append(appendCommand(b, kindAcked, m.log.era), s.id[:]...)
+	m.gather(binary.AppendUvarint(b, seq), start, Command{})
+}
+
+// proposeLeave says that a client of a session is gone, or with 0 the session.
+func (m *Machine) proposeLeave(s *session, sub uint32) {
+	b := m.log.room(commandCost)
+	start := len(b)
+	b = append(appendCommand(b, kindLeave, m.log.era), s.id[:]...)
+	m.gather(appendUvarints(b, s.generation, uint64(sub)), start, Command{})
 }
 
 // proposeRelease lets go of what a holder has whose connection has ended.

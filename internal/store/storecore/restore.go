@@ -41,6 +41,8 @@ type imageReader struct {
 	scratch []byte
 	begun   bool
 	ended   bool
+	version uint64
+	session *session // the one that was read last
 	err     error
 }
 
@@ -83,20 +85,30 @@ func (d *imageReader) read(kind byte) {
 		d.queue()
 	case 'C', 'R':
 		d.claim(kind == 'C')
+	case 'N', 'A', 'T', 'L':
+		d.ofSession(kind)
 	case 'E':
-		d.ended = true
-		if (imageSizes{d.number(), d.number(), d.number()}) != d.sizes {
-			d.fail("it does not hold as much as it says")
-		}
+		d.end()
 	default:
 		d.fail("it has a part of an unknown kind: was it written by a newer version?")
 	}
 }
 
+func (d *imageReader) end() {
+	d.ended = true
+	want := imageSizes{keys: d.number(), items: d.number(), claims: d.number()}
+	if d.version > 1 {
+		want.sessions, want.answers = d.number(), d.number()
+	}
+	if want != d.sizes {
+		d.fail("it does not hold as much as it says")
+	}
+}
+
 func (d *imageReader) head() {
-	if v := d.number(); v != imageVersion && d.err == nil {
+	if d.version = d.number(); (d.version == 0 || d.version > imageVersion) && d.err == nil {
 		d.err = cohort.Newf("tcpstore: restore", cohort.NotSupported,
-			"a snapshot of a store has version %d, and this program knows versions up to %d: use a newer one", v, imageVersion)
+			"a snapshot of a store has version %d, and this program knows versions up to %d: use a newer one", d.version, imageVersion)
 		return
 	}
 	d.machine.log.era = d.number()
@@ -181,12 +193,16 @@ func (d *imageReader) claim(held bool) {
 		holder = readHolder(b[:])
 	}
 	name, text, host := d.string(), d.string(), d.string()
+	sub := uint32(0)
+	if d.version > 1 {
+		sub = uint32(d.number()) //nolint:gosec // as it was written
+	}
 	if d.err != nil {
 		return
 	}
 	m := d.machine
 	d.sizes.claims++
-	m.seize(nil, holder, nil, string(host), &wire.Request{Key: append([]byte(wire.ClaimPrefix), name...), Value: text})
+	m.seize(nil, holder, nil, string(host), &wire.Request{Key: append([]byte(wire.ClaimPrefix), name...), Value: text, Sub: sub})
 	if !held {
 		delete(m.claims.byHolder, holderID{})
 		m.addReleased(m.claims.byName[string(name)])
@@ -202,5 +218,8 @@ func (m *Machine) Rebase(base Identity) {
 // Keys returns how many keys, and queues with items, the store holds.
 func (m *Machine) Keys() int { return m.keys() }
 
-// Become gives a machine that was restored another identity, in another log.
-func (m *Machine) Become(base, identity Identity) { m.config.Base, m.run.identity = base, identity }
+// Become gives a machine that was restored another identity, in another log. What clients had under way belongs to the store before.
+func (m *Machine) Become(base, identity Identity) {
+	m.dropSessions(nil)
+	m.config.Base, m.run.identity = base, identity
+}

@@ -14,7 +14,8 @@ import (
 // exactly once.
 //
 // This file is the records alone. They are a part of the contents of the store: they change only by what is applied, so that equal
-// requests in equal order leave equal records.
+// requests in equal order leave equal records. With a log they are in it, and in images: what changes them is a command, and so is the end
+// of a session that has been away for too long. Nothing that differs between machines with the same records decides about them.
 
 // sessionID names a session.
 type sessionID [wire.SessionIDSize]byte
@@ -22,6 +23,7 @@ type sessionID [wire.SessionIDSize]byte
 // sessions is the records of all sessions.
 type sessions struct {
 	byID     map[sessionID]*session
+	byHolder map[holderID]*session
 	bytes    int64                  // what the records take
 	barriers map[string][]*openTask // arrivals that wait, by the key of their barrier
 }
@@ -30,10 +32,12 @@ type sessions struct {
 type session struct {
 	id, token  sessionID
 	generation uint64 // how often it was opened
+	holder     holderID
 	last       uint64 // the highest number that was applied
 	acked      uint64 // answers to numbers below it are forgotten
 	window     []remembered
 	open       map[uint64]*openTask
+	left       []*claim // that it held when its connection ended, and gets again
 	bytes      int64
 
 	link sessionLink // what is not part of the record: see session_conn.go
@@ -62,6 +66,7 @@ type openTask struct {
 	barrier  string // where it has arrived; empty: it is a pop, which changes nothing until it is answered
 	arrived  bool
 	reserved int64
+	settling bool // a command that forgets it is under way
 }
 
 const (
@@ -73,8 +78,13 @@ const (
 	maxOpenTasks = 1 << 14
 )
 
-// cost is what an answer counts for.
-func (a *answer) cost() int64 { return int64(cap(a.large)) }
+// cost is what an answer counts for, however it is kept.
+func (a *answer) cost() int64 {
+	if a.large == nil {
+		return 0
+	}
+	return int64(a.n) + int64(len(a.large))
+}
 
 // openSession opens a session for the first time, or again with a higher generation. Answers to numbers below ack have come;
 // with 0, not even that to opening it has.
@@ -89,11 +99,7 @@ func (ss *sessions) openSession(id, token sessionID, generation, ack uint64) (*s
 			"the session has ended: it was away for too long, or the store was started anew; what was under way may have been applied")
 	case s == nil:
 		s = &session{id: id, token: token}
-		if ss.byID == nil {
-			ss.byID = map[sessionID]*session{}
-		}
-		ss.byID[id] = s
-		ss.charge(s, sessionCost)
+		ss.add(s)
 	case s.token != token:
 		return nil, cohort.New(op, cohort.InvalidArgument, "another client has this session: the token is not its token")
 	case generation <= s.generation:
@@ -110,13 +116,35 @@ func (ss *sessions) openSession(id, token sessionID, generation, ack uint64) (*s
 	return s, nil
 }
 
+func (ss *sessions) add(s *session) {
+	if ss.byID == nil {
+		ss.byID = map[sessionID]*session{}
+	}
+	ss.byID[s.id] = s
+	ss.charge(s, sessionCost)
+}
+
+// hold names the session as the holder of claims that its connection has from now on.
+func (ss *sessions) hold(s *session, holder holderID) {
+	if ss.byHolder == nil {
+		ss.byHolder = map[holderID]*session{}
+	}
+	delete(ss.byHolder, s.holder)
+	s.holder = holder
+	ss.byHolder[holder] = s
+}
+
 // end forgets a session.
 func (ss *sessions) end(s *session) {
 	for _, t := range s.open {
 		ss.leaveBarrier(t)
 	}
-	ss.bytes -= s.bytes
+	for _, c := range s.left {
+		c.left = nil
+	}
+	ss.bytes -= s.bytes + s.ringSize()
 	delete(ss.byID, s.id)
+	delete(ss.byHolder, s.holder)
 }
 
 func (ss *sessions) charge(s *session, n int64) {

@@ -14,19 +14,12 @@ import (
 // This file connects sessions with connections: which connection has a session, what it gets back when it opens one again, and when one
 // that is away ends.
 
-// sessionLink is what a session has beside its record.
+// sessionLink is what a session has beside its record. With a log it differs from machine to machine.
 type sessionLink struct {
-	conn   *Conn // nil while it is away
+	conn   *Conn // nil while it is away, or has its connection elsewhere
 	leftAt int64
-	claims []leftClaim
 	away   ilist.Place[session]
-}
-
-// leftClaim is a claim that a session held when its connection ended. It gets it back if it has not been taken meanwhile.
-type leftClaim struct {
-	claim *claim
-	sub   uint32
-	turn  uint64
+	ending int64 // the bytes of a session whose end is under way to the log; 0: it is not
 }
 
 const (
@@ -35,9 +28,8 @@ const (
 	maxSessions  = 1 << 16
 )
 
-// hasSessions reports whether the machine offers sessions. One with a log does not: what it remembers of them is not in the log, so a
-// request that is sent again after a restart, or to another member of a cluster, could be applied twice. Nor does one with a relay.
-func (m *Machine) hasSessions() bool { return m.log == nil && m.config.Relay == nil }
+// hasSessions reports whether the machine offers sessions. One with a relay does not, nor does one whose log several machines share.
+func (m *Machine) hasSessions() bool { return m.config.Relay == nil && !m.config.Barrier }
 
 // ofSessions reports whether a request is one that a machine without sessions refuses. Leave and Acked have no reply; they mean nothing
 // without a session.
@@ -47,71 +39,114 @@ func ofSessions(r *wire.Request) bool {
 
 func noSessions() error {
 	return cohort.New("tcpstore: session", cohort.NotSupported,
-		"this store has no sessions, and a gateway cannot use it: it is kept in a folder or on several machines")
+		"this store has no sessions, and a gateway cannot use it: it is kept on several machines")
 }
 
 // openSession is SESSION.
 func (m *Machine) openSession(c *Conn, r *wire.Request) error {
-	if len(r.Key) != wire.SessionIDSize || len(r.Expected) != wire.SessionIDSize {
-		return cohort.Newf("tcpstore: session", cohort.InvalidArgument, "an id of %d and a token of %d bytes, want %d each", len(r.Key),
-			len(r.Expected), wire.SessionIDSize)
-	}
-	if c.session != nil {
-		return cohort.New("tcpstore: session", cohort.Protocol, "this connection has a session already")
-	}
-	m.endAway(sessionGrace)
-	if len(m.sessions.byID) >= maxSessions && !m.endAway(0) {
-		return cohort.Newf("tcpstore: session", cohort.Exhausted, "%d sessions are open", maxSessions)
+	if err := m.mayOpenSession(c, r); err != nil {
+		return err
 	}
 	s, err := m.sessions.openSession(sessionID(r.Key), sessionID(r.Expected), uint64(r.Num), r.Ack) //nolint:gosec // as it was sent
 	if err != nil {
 		return err
 	}
-	if old := s.link.conn; old != nil {
-		m.Refuse(old, cohort.Newf("tcpstore: session", cohort.Aborted, "its session was opened again by %s", c.Peer))
+	m.attach(s, c, m.holderOf(c), hostOf(c.Peer))
+	m.replySession(c, r.ID, s)
+	return nil
+}
+
+// mayOpenSession returns what is wrong with SESSION, whatever sessions there are, and makes room for one more.
+func (m *Machine) mayOpenSession(c *Conn, r *wire.Request) error {
+	if len(r.Key) != wire.SessionIDSize || len(r.Expected) != wire.SessionIDSize {
+		return cohort.Newf("tcpstore: session", cohort.InvalidArgument, "an id of %d and a token of %d bytes, want %d each", len(r.Key),
+			len(r.Expected), wire.SessionIDSize)
 	}
+	if c.session != nil || c.logged.opening {
+		return cohort.New("tcpstore: session", cohort.Protocol, "this connection has a session already")
+	}
+	m.endAway(sessionGrace)
+	if m.sessions.byID[sessionID(r.Key)] == nil && len(m.sessions.byID) >= maxSessions && !m.endAway(0) {
+		return cohort.Newf("tcpstore: session", cohort.Exhausted, "%d sessions are open", maxSessions)
+	}
+	return nil
+}
+
+// attach gives a session that was opened its connection, c, which is nil if that is not open here. It gets the claims again that it had.
+func (m *Machine) attach(s *session, c *Conn, holder holderID, host string) {
+	if old := s.link.conn; old != nil {
+		by := "another connection"
+		if c != nil {
+			by = c.Peer
+		}
+		m.Refuse(old, cohort.Newf("tcpstore: session", cohort.Aborted, "its session was opened again by %s", by))
+	}
+	m.release(s.holder)
+	m.sessions.hold(s, holder)
+	m.staysHere(s)
+	if s.link.conn = c; c != nil {
+		c.session = s
+	} else {
+		m.goesAway(s)
+	}
+	left := s.left
+	s.left = nil
+	for _, have := range left {
+		m.holdClaim(have, holder, c, host, have.sub)
+	}
+}
+
+func (m *Machine) replySession(c *Conn, id uint32, s *session) {
+	start := m.begin(c, id)
+	c.out.Buf = wire.AppendInt(wire.AppendInt(c.out.Buf, int64(s.last)), wire.SessionWindow) //nolint:gosec // as it was sent
+	m.end(c, start)
+}
+
+// goesAway notes that a session has no connection here from now on, and staysHere that it does not end for that.
+func (m *Machine) goesAway(s *session) {
+	s.link.conn, s.link.leftAt = nil, m.clock.now
+	m.away.Add(&s.link.away, s)
+}
+
+func (m *Machine) staysHere(s *session) {
 	if s.link.away.Of() != nil {
 		m.away.Remove(&s.link.away)
 		s.link.away = ilist.Place[session]{}
 	}
-	c.session, s.link.conn = s, c
-	m.takeBack(c, s)
-	start := m.begin(c, r.ID)
-	c.out.Buf = wire.AppendInt(wire.AppendInt(c.out.Buf, int64(s.last)), wire.SessionWindow) //nolint:gosec // as it was sent
-	m.end(c, start)
-	return nil
-}
-
-// takeBack gives a session the claims again that it held.
-func (m *Machine) takeBack(c *Conn, s *session) {
-	for _, left := range s.link.claims {
-		if have := left.claim; m.claims.byName[have.name] == have && have.holder == (holderID{}) && have.turn == left.turn {
-			m.holdClaim(have, m.holderOf(c), c, hostOf(c.Peer), left.sub)
-		}
-	}
-	s.link.claims = nil
+	m.ending -= s.link.ending
+	s.link.ending = 0
 }
 
 // detach is called when a connection has ended, before its waits and claims are dropped: its session is away from now on.
 func (m *Machine) detach(c *Conn) {
-	s := c.session
-	if s == nil {
-		return
+	if s := c.session; s != nil {
+		c.session = nil
+		m.goesAway(s)
 	}
-	c.session = nil
-	s.link.conn, s.link.leftAt = nil, m.clock.now
-	for _, have := range m.claims.byHolder[c.holdings.holder] {
-		s.link.claims = append(s.link.claims, leftClaim{have, have.sub, have.turn + 1}) // which it has when it is let go of
-	}
-	m.away.Add(&s.link.away, s)
 }
 
-// endAway ends sessions that have been away for a time, and reports whether it has ended any.
+// endSession forgets a session, and lets go of its claims.
+func (m *Machine) endSession(s *session) {
+	m.staysHere(s)
+	if c := s.link.conn; c != nil {
+		c.session, s.link.conn = nil, nil
+	}
+	m.sessions.end(s)
+	m.release(s.holder)
+}
+
+// endAway ends sessions that have been away for a time, and reports whether it has ended any. With 0 it is only the first one.
 func (m *Machine) endAway(grace int64) (ended bool) {
 	for p := m.away.First(); p != nil && m.clock.now-p.Of().link.leftAt >= grace; p = m.away.First() {
 		s := p.Of()
-		m.away.Remove(p)
-		m.sessions.end(s)
+		if m.log == nil {
+			m.endSession(s)
+		} else {
+			m.staysHere(s)
+			s.link.ending = s.bytes + s.ringSize()
+			m.ending += s.link.ending
+			m.proposeLeave(s, 0)
+		}
 		if ended = true; grace == 0 {
 			break
 		}
@@ -119,34 +154,36 @@ func (m *Machine) endAway(grace int64) (ended bool) {
 	return ended
 }
 
-// dropSession forgets the session of a connection, with all others of the store. The one that cleared it goes on.
-func (m *Machine) dropSession(c *Conn, goesOn bool) {
-	if c.session == nil {
-		return
-	}
-	if goesOn {
-		for _, t := range c.session.open {
-			m.sessions.drop(c.session, t)
+// dropSessions forgets all sessions but one, which goes on in the store that was cleared.
+func (m *Machine) dropSessions(by *session) {
+	for _, s := range m.sessions.byID {
+		if s != by {
+			m.endSession(s)
 		}
+	}
+	if by == nil {
 		return
 	}
-	m.sessions.end(c.session)
-	c.session = nil
+	by.left = nil
+	for _, t := range by.open {
+		m.sessions.drop(by, t)
+	}
 }
 
-// leaveSession is LEAVE: a client of a session lets go of its claims. The last of them is the session.
+// leaveSession is LEAVE: a client of a session lets go of its claims. The last of them is the session. It has no reply.
 func (m *Machine) leaveSession(c *Conn, r *wire.Request) error {
-	if c.session == nil {
-		return nil // it has no reply
+	if c.session != nil {
+		m.leftSession(c.session, r.Sub)
 	}
-	if r.Sub != 0 {
-		m.releaseSub(c.holdings.holder, r.Sub)
-		return nil
-	}
-	m.release(c.holdings.holder)
-	m.sessions.end(c.session)
-	c.session = nil
 	return nil
+}
+
+func (m *Machine) leftSession(s *session, sub uint32) {
+	if sub != 0 {
+		m.releaseSub(s.holder, sub)
+		return
+	}
+	m.endSession(s)
 }
 
 // acked is ACKED.

@@ -6,6 +6,7 @@ package storecore
 import (
 	"encoding/binary"
 	"math/bits"
+	"unsafe"
 
 	"github.com/cohort-dist/cohort"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
@@ -16,44 +17,66 @@ import (
 
 // recorder is what is to be remembered of the replies that are being made.
 type recorder struct {
-	conn  *Conn // nil: nothing
-	id    uint32
-	seq   uint64
-	waits bool // its answer is acknowledged for itself, also one that comes at once
+	conn    *Conn // nil: nothing
+	id      uint32
+	session *session
+	seq     uint64
+	waits   bool // its answer is acknowledged for itself, also one that comes at once
 }
 
-// numbered looks a numbered request up. It reports whether the request is to be applied; else it is answered.
+// numbered looks a numbered request up. It reports whether the request is to be applied, or to be logged; else it is answered.
 func (m *Machine) numbered(c *Conn, r *wire.Request) bool {
 	s := c.session
+	if s == nil && c.logged.refused != nil {
+		m.refuseRequest(c, r.ID, c.logged.refused)
+		return false
+	}
 	if s == nil {
 		m.refuseRequest(c, r.ID, cohort.New("tcpstore: session", cohort.PeerLost,
 			"the session of this connection has ended: whether the request was applied before is not known"))
 		return false
 	}
-	waits := r.Op == wire.Barrier || r.Op == wire.Arrive || r.Op == wire.QueuePop && r.Wait
-	switch v, a, err := m.sessions.lookup(s, r.Seq, r.Ack, waits); v {
+	if m.log == nil {
+		m.sessions.acknowledge(s, min(r.Ack, r.Seq)) // else the command does
+	}
+	waits := r.Wait || arrives[r.Op]
+	v, a, err := m.sessions.lookup(s, r.Seq, waits)
+	if m.log != nil && r.Seq > s.last {
+		v = fresh // as far as is known before those under way are applied
+	}
+	if v != fresh {
+		m.recall(c, r, s, v, a, err)
+		return false
+	}
+	if m.sessions.bytes-m.ending > m.admission.shares.waits && !m.endAway(0) {
+		m.refuseRequest(c, r.ID, cohort.Newf("tcpstore: session", cohort.Exhausted,
+			"answers that are not acknowledged take %d bytes: raise the memory limit", m.sessions.bytes))
+		return false
+	}
+	if m.log == nil {
+		m.recorder = recorder{c, r.ID, s, r.Seq, waits}
+	}
+	return true
+}
+
+// arrives is which requests are arrivals at a barrier. Their answers may come much later, as those of pops that wait.
+var arrives = [wire.OpLimit]bool{wire.Barrier: true, wire.Arrive: true}
+
+// recall answers a request that is not fresh.
+func (m *Machine) recall(c *Conn, r *wire.Request, s *session, v verdict, a *answer, err error) {
+	switch v {
 	case again:
 		m.repeat(c, r.ID, a)
-		return false
-	case rejected:
-		m.refuseRequest(c, r.ID, err)
-		return false
+		return
 	case resumed:
-		if err := m.open(c, r, waitBarrier); err != nil {
-			m.refuseRequest(c, r.ID, err)
-		} else {
+		if err = m.open(c, r, waitBarrier); err == nil && !c.closed {
 			c.holdings.byID[r.ID].task = s.open[r.Seq]
 		}
-		return false
-	case fresh:
-		if m.sessions.bytes > m.admission.shares.waits && !m.endAway(0) {
-			m.refuseRequest(c, r.ID, cohort.Newf("tcpstore: session", cohort.Exhausted,
-				"answers that are not acknowledged take %d bytes: raise the memory limit", m.sessions.bytes))
-			return false
-		}
+	case rejected, fresh:
 	}
-	m.recorder = recorder{c, r.ID, r.Seq, waits}
-	return true
+	if err != nil {
+		m.refuseRequest(c, r.ID, err)
+	}
 }
 
 // repeat sends an answer that is remembered.
@@ -78,34 +101,37 @@ func (m *Machine) remember(c *Conn, start int) {
 	if c.out.refOwed > 0 {
 		referred = c.out.lastReferred(start)
 	}
+	s := m.recorder.session
 	if m.recorder.waits {
-		m.sessions.wait(c.session, m.recorder.seq, "", 0)
+		m.sessions.wait(s, m.recorder.seq, "", 0)
 	}
-	m.sessions.record(c.session, m.recorder.seq, newAnswer(c.out.Buf[start+wire.FrameHeader:], referred))
+	m.sessions.record(s, m.recorder.seq, newAnswer(c.out.Buf[start+wire.FrameHeader:], referred))
 	m.recorder = recorder{}
 }
 
 // applied is called when a numbered request was performed. If it has no answer yet, it waits.
 func (m *Machine) applied(c *Conn, r *wire.Request, err error) {
-	if m.recorder.conn == nil || c.session == nil || err != nil {
+	s := m.recorder.session
+	if m.recorder.conn == nil || err != nil || !m.recorder.waits || m.sessions.byID[s.id] != s {
 		return
 	}
 	barrier := ""
 	if r.Op != wire.QueuePop {
 		barrier = string(r.Key)
 	}
+	task := m.sessions.wait(s, m.recorder.seq, barrier, r.Num)
 	if w := c.holdings.byID[r.ID]; w != nil {
-		w.task = m.sessions.wait(c.session, r.Seq, barrier, r.Num)
+		w.task = task
 	}
 	m.recorder = recorder{}
 }
 
 // answering is called before the reply to a wait is made. It returns what the recorder is set to after it: the wait may be over because
-// of a request whose own reply is still to be made.
+// of a request whose own reply is still to be made. With a log it is the command that remembers the answer.
 func (m *Machine) answering(w *wait) recorder {
 	before := m.recorder
-	if w.task != nil {
-		m.recorder = recorder{w.conn, w.id, w.task.seq, true}
+	if w.task != nil && m.log == nil && w.conn.session != nil {
+		m.recorder = recorder{w.conn, w.id, w.conn.session, w.task.seq, true}
 	}
 	return before
 }
@@ -121,8 +147,7 @@ const (
 )
 
 // lookup says what is to be done with a request. The answer is that which is remembered.
-func (ss *sessions) lookup(s *session, seq, ack uint64, waits bool) (verdict, *answer, error) {
-	ss.acknowledge(s, min(ack, seq))
+func (ss *sessions) lookup(s *session, seq uint64, waits bool) (verdict, *answer, error) {
 	if t := s.open[seq]; t != nil {
 		switch {
 		case t.done:
@@ -135,6 +160,10 @@ func (ss *sessions) lookup(s *session, seq, ack uint64, waits bool) (verdict, *a
 	if seq <= s.last {
 		if r := s.at(seq); r != nil && seq >= s.acked {
 			return again, &r.answer, nil
+		}
+		if seq >= s.acked { // all that were applied are remembered
+			return rejected, nil, cohort.Newf("tcpstore: session", cohort.Aborted,
+				"request %d comes too late: it was refused before, and %d was applied since", seq, s.last)
 		}
 		return rejected, nil, cohort.Newf("tcpstore: session", cohort.Aborted,
 			"request %d comes too late: %d was applied, and answers before %d are forgotten", seq, s.last, s.acked)
@@ -154,7 +183,7 @@ func (ss *sessions) record(s *session, seq uint64, a answer) {
 	}
 	s.last = max(s.last, seq)
 	if seq-s.acked >= uint64(len(s.window)) {
-		s.widen(seq)
+		ss.widen(s, seq)
 	}
 	s.window[int(seq)&(len(s.window)-1)] = remembered{seq, a} //nolint:gosec // the low bits alone count
 	if a.large != nil {
@@ -193,8 +222,12 @@ func (ss *sessions) acknowledge(s *session, ack uint64) {
 	s.acked = max(s.acked, ack)
 }
 
+// ringSize is what the ring takes. It is counted for all sessions together alone: it is not the same on all machines with the same records.
+func (s *session) ringSize() int64 { return int64(len(s.window)) * int64(unsafe.Sizeof(remembered{})) }
+
 // widen makes the ring as large as what is not acknowledged. Its length is a power of two.
-func (s *session) widen(seq uint64) {
+func (ss *sessions) widen(s *session, seq uint64) {
+	ss.bytes -= s.ringSize()
 	larger := make([]remembered, 1<<bits.Len64(max(seq-s.acked, 3)))
 	for _, r := range s.window {
 		if r.seq != 0 {
@@ -202,6 +235,7 @@ func (s *session) widen(seq uint64) {
 		}
 	}
 	s.window = larger
+	ss.bytes += s.ringSize()
 }
 
 // at returns what is remembered of a number, or nil.

@@ -13,6 +13,13 @@ import (
 
 var testSession = sessionID([]byte("session-0000-one"))
 
+// eachBench runs a test with a store in memory, and with one that has a log.
+func eachBench(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	t.Run("memory", func(t *testing.T) { test(t, newBench(testLimits)) })
+	t.Run("log", func(t *testing.T) { test(t, newLoggedBench(testLimits)) })
+}
+
 // reopen opens a session over a new connection, and returns the connection and the status.
 func (b *bench) reopen(id sessionID, generation, ack uint64) (*Conn, cohort.Code) {
 	c := b.dial(wire.Native)
@@ -30,8 +37,10 @@ func addOne(key string) func([]byte) []byte {
 }
 
 // TestSessionAppliesOnce: what is sent again over another connection gets the answer of the first time, and is not applied again.
-func TestSessionAppliesOnce(t *testing.T) {
-	b := newBench(testLimits)
+func TestSessionAppliesOnce(t *testing.T) { eachBench(t, testSessionAppliesOnce) }
+
+func testSessionAppliesOnce(t *testing.T, b *bench) {
+	t.Helper()
 	c, _ := b.reopen(testSession, 1, 1)
 	b.send(c, withNumber(7, 1, 1, 0, addOne("/n")))
 	if got := b.take(c); got != reply(7, 0, []byte(num(1))) {
@@ -62,14 +71,16 @@ func TestSessionAppliesOnce(t *testing.T) {
 		t.Fatalf("%q", got)
 	}
 	b.send(c, frame(22, func(b []byte) []byte { return wire.AppendAcked(b, 3) }))
-	if n := b.m.sessions.bytes; n != sessionCost {
+	if n := b.m.sessions.bytes - b.m.sessions.byID[testSession].ringSize(); n != sessionCost {
 		t.Errorf("%d bytes are counted when all is acknowledged, want %d", n, sessionCost)
 	}
 }
 
 // TestSessionGenerations: the older connection of a session is cut, and an older generation is refused.
-func TestSessionGenerations(t *testing.T) {
-	b := newBench(testLimits)
+func TestSessionGenerations(t *testing.T) { eachBench(t, testSessionGenerations) }
+
+func testSessionGenerations(t *testing.T, b *bench) {
+	t.Helper()
 	first, _ := b.reopen(testSession, 1, 1)
 	second, code := b.reopen(testSession, 2, 1)
 	if code != 0 || b.cuts[first] == nil || b.cuts[second] != nil {
@@ -95,8 +106,10 @@ func TestSessionGenerations(t *testing.T) {
 }
 
 // TestSessionBarrier: an arrival is counted once, and is let go by a barrier that was full, and deleted, while it was away.
-func TestSessionBarrier(t *testing.T) {
-	b := newBench(testLimits)
+func TestSessionBarrier(t *testing.T) { eachBench(t, testSessionBarrier) }
+
+func testSessionBarrier(t *testing.T, b *bench) {
+	t.Helper()
 	arrive := func(b []byte) []byte { return wire.AppendBarrier(b, wire.Native, "/b", 2) }
 	c, _ := b.reopen(testSession, 1, 1)
 	b.send(c, withNumber(2, 1, 1, 0, arrive))
@@ -117,8 +130,10 @@ func TestSessionBarrier(t *testing.T) {
 }
 
 // TestSessionBarrierAtOnce: also the answer that an arrival gets at once is kept until it is acknowledged for itself.
-func TestSessionBarrierAtOnce(t *testing.T) {
-	b := newBench(testLimits)
+func TestSessionBarrierAtOnce(t *testing.T) { eachBench(t, testSessionBarrierAtOnce) }
+
+func testSessionBarrierAtOnce(t *testing.T, b *bench) {
+	t.Helper()
 	arrive := func(b []byte) []byte { return wire.AppendBarrier(b, wire.Native, "/b", 1) }
 	c, _ := b.reopen(testSession, 1, 1)
 	b.send(c, withNumber(2, 1, 1, 0, arrive))
@@ -131,8 +146,10 @@ func TestSessionBarrierAtOnce(t *testing.T) {
 }
 
 // TestSessionPop: a pop that waits is ended by the connection and takes no item while it is away; sent again it waits again.
-func TestSessionPop(t *testing.T) {
-	b := newBench(testLimits)
+func TestSessionPop(t *testing.T) { eachBench(t, testSessionPop) }
+
+func testSessionPop(t *testing.T, b *bench) {
+	t.Helper()
 	pop := func(b []byte) []byte { return wire.AppendQueuePop(b, "/q", true) }
 	c, _ := b.reopen(testSession, 1, 1)
 	b.send(c, withNumber(2, 1, 1, 0, pop))
@@ -153,8 +170,10 @@ func TestSessionPop(t *testing.T) {
 
 // TestSessionClaims: a session that is back has its claims, unless another client has taken them over meanwhile. Each client of a session
 // has claims of its own.
-func TestSessionClaims(t *testing.T) {
-	b := newBench(testLimits)
+func TestSessionClaims(t *testing.T) { eachBench(t, testSessionClaims) }
+
+func testSessionClaims(t *testing.T, b *bench) {
+	t.Helper()
 	claim := func(name, expected, text string) func([]byte) []byte {
 		return func(b []byte) []byte {
 			return wire.AppendCompareSet(b, wire.Native, wire.ClaimPrefix+name, []byte(expected), []byte(text))
@@ -184,8 +203,10 @@ func TestSessionClaims(t *testing.T) {
 }
 
 // TestSessionExpires: a session that is away for too long has ended.
-func TestSessionExpires(t *testing.T) {
-	b := newBench(testLimits)
+func TestSessionExpires(t *testing.T) { eachBench(t, testSessionExpires) }
+
+func testSessionExpires(t *testing.T, b *bench) {
+	t.Helper()
 	b.m.Tick(1)
 	c, _ := b.reopen(testSession, 1, 1)
 	b.m.Close(c)
@@ -196,14 +217,17 @@ func TestSessionExpires(t *testing.T) {
 	}
 	b.m.Tick(sessionGrace + 1)
 	b.m.Expire(20)
+	b.commit()
 	if _, code := b.reopen(testSession, 2, 1); code != cohort.NotFound || b.m.sessions.bytes != 0 {
 		t.Errorf("%v, %d bytes", code, b.m.sessions.bytes)
 	}
 }
 
 // TestSessionWindow: a client that acknowledges nothing is refused, and goes on when it has.
-func TestSessionWindow(t *testing.T) {
-	b := newBench(testLimits)
+func TestSessionWindow(t *testing.T) { eachBench(t, testSessionWindow) }
+
+func testSessionWindow(t *testing.T, b *bench) {
+	t.Helper()
 	c, _ := b.reopen(testSession, 1, 1)
 	for seq := uint64(1); seq <= wire.SessionWindow; seq++ {
 		b.send(c, withNumber(5, seq, 1, 0, addOne("/n")))

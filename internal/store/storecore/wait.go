@@ -21,6 +21,7 @@ type wait struct {
 	gone     bool // answered or forgotten
 	due      bool // will be answered by wake, whatever becomes of its keys; not for those that return values
 	proposed bool // a pop: a command that takes an item for it is under way
+	canceled bool // a pop that is proposed: its client does not want to wait any longer
 	held     bool // lacks nothing but room for its reply, see admission_replies.go
 	needs    int  // when held: bytes of the reply
 	missing  int  // keys, as far as it has been notified, see wait_keys.go
@@ -89,7 +90,9 @@ func (m *Machine) open(c *Conn, r *wire.Request, kind waitKind) error {
 	}
 	if c.dialect == wire.Native && c.holdings.byID[r.ID] != nil {
 		err := cohort.Newf("tcpstore: serve", cohort.Protocol, "request id %d is used twice at a time", r.ID)
-		m.Refuse(c, err)
+		if m.Refuse(c, err); m.applies() {
+			return nil // what is applied does not depend on who is connected
+		}
 		return err
 	}
 	w := &wait{conn: c, id: r.ID, kind: kind, since: m.clock.now, cost: waitSize(r), size: r.Num}
@@ -309,13 +312,21 @@ func (m *Machine) cancelWait(c *Conn, r *wire.Request) error {
 		m.replyByte(c, 0, wire.WaitCanceled)
 		return nil
 	}
-	if w := c.holdings.byID[r.Nonce]; w != nil {
+	switch w := c.holdings.byID[r.Nonce]; {
+	case w == nil:
+	case w.proposed && w.task != nil:
+		w.canceled = true // if it does not get the item that is on its way
+	default:
 		before := m.answering(w)
 		m.forget(w)
-		m.refuseRequest(c, r.Nonce, cohort.New("tcpstore: wait", cohort.Canceled, "at the client's request"))
+		m.refuseRequest(c, r.Nonce, canceled())
 		m.recorder = before
 	}
 	return nil
+}
+
+func canceled() error {
+	return cohort.New("tcpstore: wait", cohort.Canceled, "at the client's request")
 }
 
 // holdings is what one connection has in the store beside keys: waits, watches and claims. They share a part of the memory.

@@ -168,19 +168,20 @@ func TestReplacedStore(t *testing.T) {
 	}
 }
 
-// TestStoreWithoutSessions: a store in a folder has no sessions. The gateway refuses it with one sentence, also towards its clients. A
-// client without a gateway works with it as ever.
+// TestStoreWithoutSessions: a gateway has no sessions for its clients. Another gateway refuses it with one sentence, also towards its own
+// clients. A client without that one works with it as ever.
 func TestStoreWithoutSessions(t *testing.T) {
 	t.Parallel()
-	s, err := tcpstore.Listen("127.0.0.1:0", tcpstore.WithDataDir(t.TempDir()))
+	behind, err := tcpstore.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = s.Close() }()
+	defer func() { _ = behind.Close() }()
+	s := gateway(t, behind.Addr().String())
 	g := gateway(t, s.Addr().String())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	const sentence = "it has no sessions: it is kept in a folder"
+	const sentence = "it has no sessions: it is kept on several machines"
 	if err = g.Reached(ctx); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), sentence) {
 		t.Errorf("the gateway says %v", err)
 	}

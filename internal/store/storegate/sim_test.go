@@ -41,6 +41,7 @@ type sim struct {
 	keys    int
 	history []porcupine.Operation
 	counts  map[string]int64 // what the clients have added to each counter
+	log     *simLog          // nil: the store is in memory
 }
 
 // simGate is a gateway with its connection.
@@ -153,6 +154,8 @@ func (s *sim) step(faults bool) {
 		g.late = g.late[1:]
 		s.store.Receive(l.conn, l.bytes)
 		s.store.Close(l.conn)
+	case n == 2 && faults && s.log != nil && s.r.IntN(4) == 0:
+		s.restart()
 	case n < 5:
 		g.up = append(g.up, g.gate.Take(1+s.r.IntN(2000))...)
 	case n < 11:
@@ -197,6 +200,9 @@ func (s *sim) read(g *simGate, k int) {
 // turn lets all machines go on and moves what they have for others.
 func (s *sim) turn() {
 	for range 3 {
+		if s.log != nil {
+			s.writeLog()
+		}
 		for _, m := range append([]*storecore.Machine{s.store}, s.machines()...) {
 			m.Tick(s.now)
 			if m.Busy() {
@@ -262,7 +268,7 @@ func (s *sim) run(steps int) {
 				waiting++
 			}
 		}
-		if waiting == 0 {
+		if waiting == 0 && (s.log == nil || len(s.log.gathered) == 0 && s.log.committed == len(s.log.entries)) {
 			break
 		}
 		if i > 200_000 {
@@ -464,12 +470,16 @@ var simModel = porcupine.Model{
 	},
 }
 
-// TestSimulation: whatever is cut, delayed and sent again, everything is applied exactly once, everybody is answered, and the history of
-// all clients of all gateways is linearizable.
+// TestSimulation: whatever is cut, delayed and sent again, and whenever a store with a log is killed and made again from that, everything
+// is applied exactly once, everybody is answered, and the history of all clients of all gateways is linearizable.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	for seed := *simFirst; seed < *simFirst+uint64(*simSeeds); seed++ {
-		if newSim(t, seed).run(400); t.Failed() {
+		s := newSim(t, seed)
+		if seed%2 == 0 {
+			s.keepLog()
+		}
+		if s.run(400); t.Failed() {
 			t.Fatalf("replay it with -gate.first %d -gate.seeds 1", seed)
 		}
 	}

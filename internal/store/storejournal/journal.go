@@ -143,7 +143,7 @@ func (j *Journal) writeBatch(batch []*storecore.Command) error {
 	records := make([]storelog.Record, len(batch))
 	for i, k := range batch {
 		records[i] = storelog.Record{Kind: commandRecord, Data: k.Data}
-		if k.Internal() {
+		if k.Vital() {
 			records[i].Kind = vitalRecord
 		}
 	}
