@@ -47,6 +47,7 @@ func TestMain(m *testing.M) {
 type processConfig struct {
 	Name, Dir, Clients string
 	Members            []cluster.Peer
+	Store              bool // it serves a store instead of counters
 }
 
 type wireResult struct {
@@ -61,6 +62,20 @@ func serveProcess(doc string) error {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With(slog.String("at", c.Name))
+	go func() {
+		_, _ = os.Stdin.Read(make([]byte, 1)) // ends with the test
+		os.Exit(0)
+	}()
+	if c.Store {
+		s, err := cluster.ServeStore(context.Background(), cluster.StoreConfig{
+			Config: cluster.Config{Dir: c.Dir, Name: c.Name, Members: c.Members, Log: log, SnapshotBytes: 100_000}, Addr: c.Clients,
+		})
+		if err != nil {
+			return err
+		}
+		<-s.Done()
+		return s.Member().Err()
+	}
 	m, err := cluster.Start(context.Background(), cluster.Config{
 		Dir: c.Dir, Name: c.Name, Members: c.Members, State: newCounters(), Log: log,
 	})
@@ -71,10 +86,6 @@ func serveProcess(doc string) error {
 	if err != nil {
 		return err
 	}
-	go func() {
-		_, _ = os.Stdin.Read(make([]byte, 1)) // ends with the test
-		os.Exit(0)
-	}()
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -115,6 +126,11 @@ type processes struct {
 
 func newProcesses(t *testing.T, n int) *processes {
 	t.Helper()
+	return startProcesses(t, n, false)
+}
+
+func startProcesses(t *testing.T, n int, store bool) *processes {
+	t.Helper()
 	ps := &processes{t: t, running: make([]*exec.Cmd, n)}
 	var members []cluster.Peer
 	for i := range n {
@@ -122,7 +138,7 @@ func newProcesses(t *testing.T, n int) *processes {
 		ps.addrs = append(ps.addrs, members[i].Addr)
 	}
 	for i, m := range members {
-		ps.configs = append(ps.configs, processConfig{m.Name, filepath.Join(t.TempDir(), m.Name), freeAddr(t), members})
+		ps.configs = append(ps.configs, processConfig{m.Name, filepath.Join(t.TempDir(), m.Name), freeAddr(t), members, store})
 		ps.start(i)
 	}
 	t.Cleanup(func() {

@@ -47,7 +47,9 @@ func newReplica() *replica {
 }
 
 func (r *replica) empty() *storecore.Machine {
-	return storecore.New(storecore.Config{Logged: true, Barrier: true, Server: r.number, Identity: drawn})
+	m := storecore.New(storecore.Config{Logged: true, Barrier: true, Server: r.number, Identity: drawn})
+	m.Follow()
+	return m
 }
 
 // drawn is a new identity of the store.
@@ -158,7 +160,9 @@ func (r *replica) Apply(entries []Entry) {
 
 // Aborted implements StateMachine.
 func (r *replica) Aborted(which func() []any, reason error) {
-	reason = r.member.leaderHint(reason)
+	if reason = r.member.leaderHint(reason); errors.Is(reason, ErrBusy) {
+		reason = cohort.Wrap("cluster", cohort.Unavailable, reason) // which clients with a session take for a reason to ask again
+	}
 	r.with(func(m *storecore.Machine) {
 		var mine []*storecore.Command
 		for _, local := range which() {
@@ -174,18 +178,21 @@ func (r *replica) Aborted(which func() []any, reason error) {
 	})
 }
 
-// Leads implements leadWatcher. What connections of other servers hold ends when this one begins to lead; a new cluster draws the
-// identity of its store.
+// Leads implements leadWatcher. What connections of other servers hold ends when this one begins to lead, and sessions wait for their
+// clients; a new cluster draws the identity of its store.
 func (r *replica) Leads(self bool) {
+	then := (*storecore.Machine).Follow
 	if self {
-		r.with(func(m *storecore.Machine) {
-			beginLeading(m)
-			r.propose(m, m.Commands())
-		}, func(sink storeserve.Sink) { sink.Do(func(c *storeserve.Core) { beginLeading(c.Machine) }) })
+		then = beginLeading
 	}
+	r.with(func(m *storecore.Machine) {
+		then(m)
+		r.propose(m, m.Commands())
+	}, func(sink storeserve.Sink) { sink.Do(func(c *storeserve.Core) { then(c.Machine) }) })
 }
 
 func beginLeading(m *storecore.Machine) {
+	m.Lead()
 	if index, _, _ := m.Applied(); index <= 1 {
 		m.ProposeClear(func(int, error) {})
 		return

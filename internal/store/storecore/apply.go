@@ -73,8 +73,6 @@ func (m *Machine) divert(c *Conn, r *wire.Request) bool {
 		if err := m.relay(c, r); err != nil {
 			m.refuseRequest(c, r.ID, err)
 		}
-	case m.config.Barrier && ofSessions(r):
-		m.refuseRequest(c, r.ID, noSessions())
 	case m.log != nil && m.awaitsLog(c, r):
 		m.counts.ops[r.Op]--
 	default:

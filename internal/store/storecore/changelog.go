@@ -6,6 +6,7 @@ package storecore
 import (
 	"slices"
 
+	"github.com/cohort-dist/cohort"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
@@ -18,6 +19,8 @@ type changelog struct {
 	growth   int64      // bytes that they may add to what the store holds
 	change   bool       // the present request changes something
 	full     []*Conn    // who waits for room for commands
+	follows  bool       // another process serves
+	parked   []*Command // that are logged when this one serves again
 	emptying bool       // the store is being cleared in this step
 	forgets  bool       // the store is being forgotten
 	users    []*Conn    // who waits for that
@@ -158,8 +161,12 @@ func (m *Machine) Abort(commands []*Command, reason error) {
 			m.notOpened(k, reason)
 		}
 		switch {
+		case k.Internal() && m.log.follows:
+			m.log.parked = append(m.log.parked, k)
 		case k.Internal():
 			m.lift(k)
+		case m.config.Barrier && k.conn != nil && k.conn.session != nil && cohort.CodeOf(reason) == cohort.Unavailable:
+			m.Refuse(k.conn, reason) // it opens its session where that can be, and sends again what has no answer
 		case k.conn == nil:
 			k.done(0, reason)
 		case k.pop != nil && k.pop.gone:

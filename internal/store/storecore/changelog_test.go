@@ -106,37 +106,36 @@ func TestReadBarrier(t *testing.T) {
 	}
 }
 
-// A machine that shares its log with others offers no sessions. Everything else works as for a client that does not ask for one.
-func TestNoSessionsWithBarrier(t *testing.T) {
+// A machine that shares its log with others cuts a client whose session may go on at another one, and logs what no client has asked for
+// when it leads again.
+func TestFollow(t *testing.T) {
 	t.Parallel()
 	b := newLoggedBench(testLimits)
 	b.m.config.Barrier = true
-	asker := b.dial(wire.V)
-	b.send(asker, wire.AppendKeys(wire.AppendKeys(nil, wire.V, wire.Check, wire.NativeKey), wire.V, wire.Check, wire.SessionsKey))
-	b.m.Confirm(b.m.Reads(), nil)
+	c, _ := b.reopen(testSession, 1, 1)
+	b.m.Receive(c, withNumber(2, 1, 1, 0, addOne("/n")))
+	b.m.Follow()
+	b.m.Abort(b.m.Commands(), cohort.New("test", cohort.Unavailable, "another one leads"))
+	b.deliver()
+	if b.cuts[c] == nil || b.take(c) != "" {
+		t.Errorf("cut: %v", b.cuts[c])
+	}
+	b.m.Tick(2 * sessionGrace)
+	if b.m.endAway(sessionGrace) {
+		t.Error("a session ends at a machine that does not know its connection")
+	}
+	b.m.Abort(b.m.Commands(), errFull) // the claims of the connection
+	if n := len(b.m.Commands()); n != 0 || b.m.log.flying != 0 {
+		t.Errorf("%d commands, %d under way", n, b.m.log.flying)
+	}
+	b.m.Lead()
+	if b.m.endAway(sessionGrace) || len(b.m.log.gathered) != 1 {
+		t.Errorf("a client has no time to come back, or %d commands were kept", len(b.m.log.gathered))
+	}
 	b.flush()
-	if got := b.take(asker); got != string([]byte{wire.Ready, wire.NotReady}) {
-		t.Errorf("the greeting is answered with % x", got)
-	}
-	c, code := b.reopen(testSession, 1, 1)
-	if code != cohort.NotSupported || c.session != nil {
-		t.Errorf("a session is answered with %v", code)
-	}
-	barrier := func(f []byte) []byte { return wire.AppendArrive(f, "/b", 1, 1) }
-	peek := func(f []byte) []byte { return wire.AppendKeys(f, wire.Native, wire.Peek, "/n") }
-	for _, request := range []string{string(withNumber(2, 1, 1, 0, addOne("/n"))), string(frame(2, barrier)), string(frame(2, peek))} {
-		b.send(c, []byte(request))
-		if got := b.take(c); got != reply(2, byte(cohort.NotSupported), []byte(noSessions().Error())) {
-			t.Errorf("%q is answered with %q", request, got)
-		}
-	}
-	b.send(c, frame(3, func(f []byte) []byte { return wire.AppendAcked(f, 1) })) // neither has an answer
-	b.send(c, frame(3, func(f []byte) []byte { return wire.AppendLeave(f, 0) }))
-	if b.commit(); b.take(c) != "" || len(b.log) != 0 || len(b.m.sessions.byID) != 0 {
-		t.Errorf("%d commands, %d sessions", len(b.log), len(b.m.sessions.byID))
-	}
-	b.send(c, frame(4, addOne("/n")))
-	if b.flush(); b.take(c) != reply(4, 0, []byte(num(1))) || len(b.log) != 1 {
-		t.Errorf("an addition without a number: %d commands", len(b.log))
+	c, code := b.reopen(testSession, 2, 1)
+	b.send(c, withNumber(2, 1, 1, 0, addOne("/n")))
+	if got := b.take(c); code != 0 || got != reply(2, 0, []byte(num(1))) {
+		t.Errorf("%v, %q", code, got)
 	}
 }

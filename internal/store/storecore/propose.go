@@ -253,7 +253,23 @@ func (m *Machine) proposeRelease(holder holderID) {
 	m.gather(appendHolder(appendCommand(b, kindRelease, m.log.era), holder), len(b), Command{})
 }
 
-// ProposeRestart lets go of what connections of other processes hold: a process that serves alone calls it when it has recovered.
+// Follow says that another process serves from now on, or none: what no client has asked for is not logged until Lead.
+func (m *Machine) Follow() { m.log.follows = true }
+
+// Lead says that this process serves again. Clients have as long to come back as after the end of a connection.
+func (m *Machine) Lead() {
+	m.log.follows = false
+	for p := m.away.First(); p != nil; p = p.Next() {
+		p.Of().link.leftAt = m.clock.now
+	}
+	for _, k := range m.log.parked {
+		m.lift(k)
+	}
+	m.log.parked = nil
+}
+
+// ProposeRestart lets go of what connections of other processes hold: a process that serves alone calls it when it has recovered, others
+// when they begin to lead.
 func (m *Machine) ProposeRestart() {
 	b := m.log.room(commandCost)
 	m.gather(binary.LittleEndian.AppendUint64(appendCommand(b, kindRestart, m.log.era), m.config.Server), len(b), Command{})

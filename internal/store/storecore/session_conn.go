@@ -28,19 +28,8 @@ const (
 	maxSessions  = 1 << 16
 )
 
-// hasSessions reports whether the machine offers sessions. One with a relay does not, nor does one whose log several machines share.
-func (m *Machine) hasSessions() bool { return m.config.Relay == nil && !m.config.Barrier }
-
-// ofSessions reports whether a request is one that a machine without sessions refuses. Leave and Acked have no reply; they mean nothing
-// without a session.
-func ofSessions(r *wire.Request) bool {
-	return r.Seq != 0 || r.Op == wire.Session || r.Op >= wire.Peek && r.Op <= wire.Arrive
-}
-
-func noSessions() error {
-	return cohort.New("tcpstore: session", cohort.NotSupported,
-		"this store has no sessions, and a gateway cannot use it: it is kept on several machines")
-}
+// hasSessions reports whether the machine offers sessions. One with a relay does not.
+func (m *Machine) hasSessions() bool { return m.config.Relay == nil }
 
 // openSession is SESSION.
 func (m *Machine) openSession(c *Conn, r *wire.Request) error {
@@ -137,6 +126,9 @@ func (m *Machine) endSession(s *session) {
 
 // endAway ends sessions that have been away for a time, and reports whether it has ended any. With 0 it is only the first one.
 func (m *Machine) endAway(grace int64) (ended bool) {
+	if m.log != nil && m.log.follows {
+		return false // who has the connections decides
+	}
 	for p := m.away.First(); p != nil && m.clock.now-p.Of().link.leftAt >= grace; p = m.away.First() {
 		s := p.Of()
 		if m.log == nil {

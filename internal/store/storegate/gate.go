@@ -247,6 +247,7 @@ type link struct {
 	quick      ilist.List[ask]
 	id, token  [wire.SessionIDSize]byte
 	generation uint64
+	opened     bool // the store has answered that it is open
 	seq        uint64
 	identity   []byte
 	other      bool // the store is another one than before

@@ -181,7 +181,7 @@ func TestStoreWithoutSessions(t *testing.T) {
 	g := gateway(t, s.Addr().String())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	const sentence = "it has no sessions: it is kept on several machines"
+	const sentence = "it has no sessions: it is a gateway itself"
 	if err = g.Reached(ctx); !errors.Is(err, cohort.NotSupported) || !strings.Contains(err.Error(), sentence) {
 		t.Errorf("the gateway says %v", err)
 	}

@@ -17,7 +17,7 @@ import (
 
 func (g *gate) newSession() {
 	l := &g.link
-	l.id, l.token, l.generation, l.seq = g.config.Token(), g.config.Token(), 0, 0
+	l.id, l.token, l.generation, l.seq, l.opened = g.config.Token(), g.config.Token(), 0, 0, false
 	g.counts.Sessions++
 }
 
@@ -39,6 +39,9 @@ func (g *gate) greet() {
 		if a := p.Of(); a.seq != 0 {
 			ack = min(ack, a.seq)
 		}
+	}
+	if !l.opened {
+		ack = 0 // the store may never have seen it
 	}
 	l.sessionID = g.control(func(b []byte) []byte { return wire.AppendSession(b, l.id, l.token, l.generation, ack) })
 }
@@ -237,6 +240,8 @@ func (g *gate) helloAnswered(status byte, body []byte) {
 func (g *gate) sessionAnswered(status byte, body []byte) {
 	l := &g.link
 	switch code := cohort.Code(status); {
+	case code == cohort.Unavailable: // a member that does not lead, whose answer to hello may be old
+		l.other, l.fault = false, cohort.New("gateway", cohort.Unavailable, string(body))
 	case l.other: // hello has said so before
 		l.reached = false // clients may say hello only when it is known to which store
 		g.fail(cohort.Replaced, replaced, true)
@@ -244,7 +249,7 @@ func (g *gate) sessionAnswered(status byte, body []byte) {
 		g.newSession()
 		g.greet()
 	case code == 0 && l.fault == nil:
-		l.phase, g.refuse = ready, nil
+		l.phase, l.opened, g.refuse = ready, true, nil
 		g.sendAgain()
 		if !l.reached {
 			l.reached = true

@@ -149,7 +149,7 @@ func (u *upstream) run(ctx context.Context) {
 // withoutSessions notes that the store at an address has no sessions, without which nothing is applied exactly once.
 func (u *upstream) withoutSessions(addr string) error {
 	err := cohort.Newf("gateway", cohort.NotSupported, "the store at %s cannot have a gateway, because it has no sessions: "+
-		"it is kept on several machines, is a gateway itself, or its cohort is older; have clients connect to it directly", addr)
+		"it is a gateway itself, or its cohort is older; have clients connect to it directly", addr)
 	u.mu.Lock()
 	u.mu.refusal = err
 	u.mu.Unlock()

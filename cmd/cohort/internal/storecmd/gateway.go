@@ -53,10 +53,10 @@ and waits, additions to one counter, arrivals at one barrier.
 PyTorch's processes find it by MASTER_ADDR=127.0.0.1, MASTER_PORT and
 TORCHELASTIC_USE_AGENT_STORE=True.
 
-The store must be cohort's, of this version or later. It may be killed and started again
-if it is kept in a folder (--data-dir): nothing is lost then, and clients go on. One that is
-kept on several machines (--cluster) cannot have a gateway yet, which ends with an error then.
-A gateway cannot watch keys (watch_key of PyTorch 1.13).`),
+The store must be cohort's, of this version or later. If it is kept in a folder (--data-dir)
+it may be killed and started again, and if it is kept on several machines (--cluster) its
+leader may die: nothing is lost then, and clients go on. Name all members of such a one. A
+gateway cannot watch keys (watch_key of PyTorch 1.13).`),
 		Example: strings.Trim(`
   cohort store gateway --upstream 10.0.0.1:29500
   cohort store gateway --upstream node0:29500,node1:29500 --addr 127.0.0.1:29400`, "\n"),
