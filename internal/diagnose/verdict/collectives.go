@@ -146,7 +146,8 @@ func (c *analysis) leftOut() (Verdict, bool) {
 	}
 	return Verdict{Culprits: all, Sentence: fmt.Sprintf(
 		"%s %s %s of the group %s (%s), which only its members call, and %s: %s, and has left that call out or makes it later.",
-		name(some), verb(some, "call"), c.at[some[0]].op, group, c.lines(some), strings.Join(c.grouped(all, position.where), "; "), which)}, true
+		name(some), verb(some, "call"), c.at[some[0]].op, group, c.lines(some),
+		strings.Join(c.grouped(all, position.where), "; "), which)}, true
 }
 
 // modelForward is a collective that its callers may not take for one: it makes the buffers of all ranks equal.
