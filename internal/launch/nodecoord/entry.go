@@ -7,16 +7,14 @@ import (
 	"context"
 	"crypto/subtle"
 	"crypto/tls"
-	"errors"
 	"fmt"
-	"io"
-	"math"
 	"net"
 	"time"
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
 	"github.com/cohort-dist/cohort/internal/security/jobcert"
+	"github.com/cohort-dist/cohort/internal/security/joblisten"
 	"github.com/cohort-dist/cohort/internal/security/jobtls"
 )
 
@@ -43,12 +41,6 @@ const (
 	refusals
 )
 
-// maxHandshake bounds what a client may send before it is known, in bytes of TLS: the handshake with the certificates of a user's PKI, and
-// the request to join.
-const maxHandshake = 32 << 10
-
-var errHandshake = errors.New("too much was sent before the request to join")
-
 // plainRefusal is all that a launcher without TLS is told, be it of an older version or one that was started without a token.
 var plainRefusal = Dismiss{
 	Code: uint8(cohort.NotSupported),
@@ -65,10 +57,10 @@ type entered struct {
 }
 
 // admit lets a client in, or refuses it and says why.
-func (h *Host) admit(id launchcore.Node, one *stranger) (*entered, Refusal) {
+func (h *Host) admit(id launchcore.Node, one *joblisten.Stranger) (*entered, Refusal) {
 	until := time.Now().Add(joinTime)
 	_ = one.SetDeadline(until)
-	raw := &metered{Conn: one.Conn, left: maxHandshake}
+	raw := joblisten.Meter(one.Conn)
 	link, why := h.opened(raw)
 	if why != none {
 		return nil, why
@@ -82,12 +74,12 @@ func (h *Host) admit(id launchcore.Node, one *stranger) (*entered, Refusal) {
 		return nil, why
 	}
 	_ = one.SetDeadline(time.Time{})
-	raw.left = math.MaxInt
+	raw.Open()
 	return in, none
 }
 
 // opened greets a client: over TLS, if the host has credentials. A plain client that is not a launcher speaks first, or never.
-func (h *Host) opened(raw *metered) (net.Conn, Refusal) {
+func (h *Host) opened(raw *joblisten.Metered) (net.Conn, Refusal) {
 	var link net.Conn = raw
 	if h.cfg.Credentials != nil {
 		secure, why := h.secured(raw)
@@ -98,7 +90,7 @@ func (h *Host) opened(raw *metered) (net.Conn, Refusal) {
 	}
 	_, _ = link.Write(greeting)
 	if h.cfg.Credentials == nil {
-		if first, err := raw.peek(); err == nil && first == jobtls.Handshake {
+		if first, err := raw.Peek(); err == nil && first == jobtls.Handshake {
 			return nil, WithTLS
 		}
 	}
@@ -152,8 +144,8 @@ func otherClock(m *Join, off time.Duration) Dismiss {
 }
 
 // secured makes TLS of a connection. A launcher that does not begin with TLS is told so.
-func (h *Host) secured(raw *metered) (*tls.Conn, Refusal) {
-	first, err := raw.peek()
+func (h *Host) secured(raw *joblisten.Metered) (*tls.Conn, Refusal) {
+	first, err := raw.Peek()
 	switch {
 	case err != nil && !silent(err):
 		return nil, gone
@@ -169,62 +161,10 @@ func (h *Host) secured(raw *metered) (*tls.Conn, Refusal) {
 	return nil, Unidentified
 }
 
-// refusedIn says why a handshake has failed: one side does not accept the certificate of the other, or it is not one of launchers.
+// refusedIn says why a handshake has failed.
 func refusedIn(err error) Refusal {
-	if remote, ok := errors.AsType[*net.OpError](err); ok && remote.Op == "remote error" {
+	if joblisten.Foreign(err) {
 		return OtherToken
 	}
-	for _, e := range []error{jobcert.ErrForeign, jobcert.ErrExpired, jobcert.ErrClock, jobcert.ErrRole} {
-		if errors.Is(err, e) {
-			return OtherToken
-		}
-	}
 	return Unidentified
-}
-
-// metered is a connection of which so many bytes may be read.
-type metered struct {
-	net.Conn
-	left   int
-	began  byte // its first byte
-	read   bool // there was one
-	peeked bool // it is to be read once more
-}
-
-// peek returns the first byte, which stays to be read.
-func (b *metered) peek() (byte, error) {
-	var first [1]byte
-	if _, err := io.ReadFull(b, first[:]); err != nil {
-		return 0, err
-	}
-	b.peeked = true
-	return first[0], nil
-}
-
-// Read implements [net.Conn].
-func (b *metered) Read(p []byte) (int, error) {
-	switch {
-	case len(p) == 0:
-		return 0, nil
-	case b.peeked:
-		b.peeked = false
-		p[0] = b.began
-		return 1, nil
-	case b.left <= 0:
-		return 0, errHandshake
-	}
-	n, err := b.Conn.Read(p[:min(len(p), b.left)])
-	b.left -= n
-	if n > 0 && !b.read {
-		b.read, b.began = true, p[0]
-	}
-	return n, err
-}
-
-// CloseWrite passes on the end of what is sent.
-func (b *metered) CloseWrite() error {
-	if half, ok := b.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return nil
 }

@@ -16,8 +16,8 @@ import (
 
 	"github.com/cohort-dist/cohort"
 	"github.com/cohort-dist/cohort/internal/launch/launchcore"
+	"github.com/cohort-dist/cohort/internal/security/joblisten"
 	"github.com/cohort-dist/cohort/internal/security/jobtls"
-	"github.com/cohort-dist/cohort/internal/sys/fdlimit"
 	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/internal/util/failpoint"
@@ -52,7 +52,7 @@ type Host struct {
 	conns    sync.WaitGroup
 	once     sync.Once
 	// strangers are the connections that have not joined; what is said of them is said once.
-	strangers *strangers
+	strangers *joblisten.Strangers
 	refused   [refusals]sync.Once
 
 	// Owned by the goroutine of run.
@@ -115,7 +115,7 @@ func Listen(cfg Config, addr string) (*Host, error) {
 		cfg.Users = peeruid.Default(nil, nil)
 	}
 	h := &Host{
-		strangers: newStrangers(fdlimit.Share(descriptorShare, leastStrangers, mostStrangers)),
+		strangers: joblisten.NewStrangers(),
 		cfg:       cfg, name: name, listener: cfg.Users.Listener(l),
 		events: make(chan event), quit: make(chan struct{}), done: make(chan struct{}),
 		nodes: map[launchcore.Node]*conn{}, attempt: -1, waiting: -1, timer: time.NewTimer(time.Hour),
@@ -219,7 +219,7 @@ func (h *Host) run() {
 	}
 	_ = h.listener.Close()
 	close(h.quit)
-	h.strangers.end()
+	h.strangers.End()
 }
 
 // say queues a message. A node that does not read is not waited for: its silence ends it.
