@@ -27,6 +27,7 @@ import (
 
 // The wires, as the client names them in the handshake (ALPN): a connection for one cannot be used for another.
 const (
+	// Launch is that of the launchers, Store that of their gateways to the store of the job.
 	Launch = "cohort-launch/1"
 	Store  = "cohort-store/1"
 )
@@ -77,10 +78,11 @@ func FromToken(t jobtoken.Token, now func() time.Time) (*Credentials, error) {
 func (c *Credentials) ID() string { return c.id }
 
 // Server is for the server of a wire. The clients of [Launch] have no certificate of a token's authority yet: see [Credentials.Proven].
+// Those of [Store] are launchers: ranks and tools reach the store through the gateway of theirs.
 func (c *Credentials) Server(wire string) *tls.Config {
 	config := base(wire)
 	config.ClientAuth = tls.RequireAnyClientCert // VerifyConnection checks it
-	verify := c.verifyMember
+	verify := c.verifyLauncher
 	switch {
 	case c.files != nil:
 		config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.files.certificate(), nil }
@@ -129,9 +131,9 @@ func onWire(wire string, verify func(tls.ConnectionState) error) func(tls.Connec
 	}
 }
 
-// verifyMember accepts every process of the job.
-func (c *Credentials) verifyMember(s tls.ConnectionState) error {
-	return c.verifyRole(s.PeerCertificates, jobcert.Host, jobcert.Node, jobcert.Rank, jobcert.Tool)
+// verifyLauncher accepts the launchers of the job.
+func (c *Credentials) verifyLauncher(s tls.ConnectionState) error {
+	return c.verifyRole(s.PeerCertificates, jobcert.Host, jobcert.Node)
 }
 
 func (c *Credentials) verifyRole(chain []*x509.Certificate, roles ...jobcert.Role) error {
@@ -229,6 +231,20 @@ func (c *Credentials) Admitted(der []byte) error {
 		return fmt.Errorf("the certificate that the host has issued: %w", err)
 	}
 	return c.mu.node.take(der)
+}
+
+// AdmitSelf issues this process the certificate of a node. It is for launchers that share a store and do not join a host: who has the token
+// may do so.
+func (c *Credentials) AdmitSelf(node int) error {
+	request, err := c.Request()
+	if err != nil || c.files != nil {
+		return err
+	}
+	der, err := c.Admit(request, node)
+	if err != nil {
+		return err
+	}
+	return c.Admitted(der)
 }
 
 // proofLabel names what the proof is for, in the exporter of the connection (RFC 8446, section 7.5).

@@ -162,6 +162,41 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// TestStoreIsForLaunchers: the certificates of ranks and tools, which launchers issue, do not open the store. A launcher that joins no host
+// issues its own.
+func TestStoreIsForLaunchers(t *testing.T) {
+	t.Parallel()
+	at := newClock()
+	token := newToken(t, time.Time{})
+	host, node := ofToken(t, token, at), ofToken(t, token, at)
+	if err := node.AdmitSelf(3); err != nil {
+		t.Fatal(err)
+	}
+	if _, clientErr, serverErr := meet(t, node.Client(Store, "h"), host.Server(Store)); clientErr != nil || serverErr != nil {
+		t.Errorf("a launcher: %v, %v", clientErr, serverErr)
+	}
+	own := node.mu.node
+	issuer, err := jobcert.NewNode(own.cert.Certificate[0], own.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []jobcert.Name{
+		{Job: token.ID(), Role: jobcert.Rank, Node: 3, Rank: 1}, {Job: token.ID(), Role: jobcert.Tool, Node: 3, Tool: "rpc"},
+	} {
+		der, err := issuer.Issue(name, own.key.Public(), at.read())
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := node.Client(Store, "h")
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &tls.Certificate{Certificate: [][]byte{der, own.cert.Certificate[0]}, PrivateKey: own.key}, nil
+		}
+		if _, _, serverErr := meet(t, config, host.Server(Store)); !errors.Is(serverErr, jobcert.ErrRole) {
+			t.Errorf("%s: %v", name, serverErr)
+		}
+	}
+}
+
 // TestProofIsBound: a proof is good for one connection and one token only, so one that was recorded or passed on is worth nothing.
 func TestProofIsBound(t *testing.T) {
 	t.Parallel()
