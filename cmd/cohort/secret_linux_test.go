@@ -69,7 +69,7 @@ func TestStrangerWithoutToken(t *testing.T) {
 		"run", "--nnodes", "2", "--rdzv-id", "known", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--evidence", "-",
 	}
 	first := l.start(1, append(options, "sh", "-c", "echo machine=1 world=$$WORLD_SIZE >> "+file)...)
-	testkit.Until(t, "the rendezvous listens", func() bool { return strings.Contains(first.String(), "over TLS, with the token "+l.id) })
+	testkit.Until(t, "the rendezvous listens", func() bool { return strings.Contains(first.String(), "by TLS, with the token "+l.id) })
 	theirs, _ := newToken(t)
 	for want, own := range map[string][]string{
 		"what listens at 10.77.0.1:29400 is not a launcher of this job": {"--token-file", theirs},

@@ -53,7 +53,7 @@ func (a *attempt) coordinate() (err error) {
 	}()
 	finding, found := context.WithTimeout(a.job.asked, time.Minute) // a store listens there
 	defer found()
-	if k.client, err = tcpstore.Dial(finding, a.place.address()); err != nil {
+	if k.client, err = tcpstore.Dial(finding, a.place.asked()); err != nil {
 		return err
 	}
 	if k.starter, err = elastic.NewStarter(k.client); err != nil {

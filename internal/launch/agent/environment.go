@@ -26,9 +26,11 @@ type place struct {
 	node, nodes int                    // GROUP_RANK, GROUP_WORLD_SIZE
 	base, world int                    // the first rank of this node, WORLD_SIZE
 	roles       []launchcore.RolePlace // in the order of the configuration's
+	host        string                 // where the launcher is that hosts the store, "" if that is this one
 	addr        string                 // of the store
 	port        int
 	gateway     netip.AddrPort   // of this node to the store, if it has one
+	secure      bool             // the store accepts only gateways
 	ours        bool             // the store is a launcher's, not rank 0's
 	firstMember elastic.ID       // the member that is local rank 0
 	roster      []nodecoord.Node // the first of the nodes
@@ -37,6 +39,22 @@ type place struct {
 
 // address is that of the store.
 func (p place) address() string { return net.JoinHostPort(p.addr, strconv.Itoa(p.port)) }
+
+// asked is where the launcher itself asks the store: like the workers of this node.
+func (p place) asked() string {
+	if p.gateway.IsValid() {
+		return p.gateway.String()
+	}
+	return p.address()
+}
+
+// storeName is what the workers behind a gateway are told of the store.
+func (p place) storeName() string {
+	if p.secure {
+		return storegate.OverTLS + p.address()
+	}
+	return p.address()
+}
 
 // rank returns the global rank of a worker.
 func (p place) rank(local int) cohort.Rank { return cohort.Rank(p.base + local) }
@@ -137,7 +155,7 @@ func (c Config) addRanks(v *variables, p place, local, localRank int) {
 	addr, port := p.addr, p.port
 	if p.gateway.IsValid() {
 		addr, port = p.gateway.Addr().String(), int(p.gateway.Port())
-		v.add(storegate.EnvStore, p.address())
+		v.add(storegate.EnvStore, p.storeName())
 	}
 	v.add("MASTER_ADDR", addr)
 	v.addNumber("MASTER_PORT", port)

@@ -195,12 +195,8 @@ func (j *Job) newAttempt(number int, given func(*place)) (*attempt, error) {
 	a := &attempt{job: j, started: time.Now(), inspectors: inspectors{inbox: make(chan any, 8)}}
 	a.place = j.cfg.singlePlace()
 	a.place.attempt = number
-	if given != nil {
-		given(&a.place)
-		if err := a.openGateway(); err != nil {
-			return nil, err
-		}
-	} else if err := a.openStore(); err != nil {
+	if err := a.reachStore(given); err != nil {
+		a.closeStore()
 		return nil, err
 	}
 	j.chooseInterface()

@@ -4,19 +4,27 @@
 package agent
 
 import (
-	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"strconv"
 	"syscall"
-	"time"
 
 	"github.com/cohort-dist/cohort"
-	"github.com/cohort-dist/cohort/internal/store/storegate"
 	"github.com/cohort-dist/cohort/internal/sys/portowner"
 	"github.com/cohort-dist/cohort/store/tcpstore"
 )
+
+// reachStore starts the store of the attempt, unless another launcher does and gives the place, and the gateway to it if there is one.
+func (a *attempt) reachStore(given func(*place)) error {
+	if given != nil {
+		given(&a.place)
+		return a.openGateway()
+	}
+	if err := a.openStore(); err != nil || !a.job.cfg.spread() || a.job.creds == nil {
+		return err
+	}
+	return a.openGateway()
+}
 
 // openStore starts the store of the attempt on an address that the workers alone need: the loopback interface for a job
 // on one node. Without it rank 0 hosts the store on a port that was free a moment ago.
@@ -55,10 +63,13 @@ func (a *attempt) shareStore() error {
 	if err != nil {
 		return refuse("the endpoint %s: %w", c.Endpoint, err)
 	}
-	a.place.addr, a.place.port, a.place.ours = host, port, true
+	a.place.host, a.place.addr, a.place.port, a.place.ours = c.Endpoint, host, port, true
 	a.job.announceProtection()
+	if err = a.job.admitSelf(); err != nil {
+		return err
+	}
 	if c.hosts(a.job.asked) {
-		server, taken := tcpstore.Listen(c.Endpoint, a.job.storeOptions()...)
+		server, taken := a.job.listenStore(c.Endpoint)
 		switch {
 		case taken == nil:
 			a.store = server
@@ -67,43 +78,11 @@ func (a *attempt) shareStore() error {
 			return storeError(c.Endpoint, taken)
 		}
 	}
-	conn, err := a.job.connect(c.Endpoint, c.JoinTimeout, false, func(raw net.Conn) (net.Conn, error) { return raw, nil })
+	conn, err := a.job.connect(c.Endpoint, c.JoinTimeout, false, a.job.openShared)
 	if err != nil {
 		return err
 	}
 	return conn.Close()
-}
-
-// gatewayTime bounds how long the workers of a node wait for its gateway, which reaches the store in a moment or says why it cannot.
-const gatewayTime = 5 * time.Second
-
-// openGateway starts the gateway of this node to the store of a job on several nodes, if the user wants one.
-func (a *attempt) openGateway() error {
-	c := a.job.cfg
-	if !c.StoreGateway || c.MaxNodes < 2 {
-		return nil
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it listens for no time at all
-	if err != nil {
-		return unavailable("a gateway to the store", err)
-	}
-	warnings := slog.New(slog.NewTextHandler(a.job.screen.err, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: withoutTime}))
-	g, err := storegate.Serve(l, storegate.Options{
-		Upstreams: []string{a.place.address()}, AllowUIDs: c.AllowUIDs, Logger: warnings,
-	})
-	if err != nil {
-		return err
-	}
-	a.gateway = g
-	if at, is := g.Addr().(*net.TCPAddr); is {
-		a.place.gateway = at.AddrPort()
-	}
-	ctx, cancel := context.WithTimeout(a.job.asked, gatewayTime)
-	defer cancel()
-	if err = g.Reached(ctx); errors.Is(err, cohort.NotSupported) {
-		return err
-	}
-	return nil
 }
 
 // storeOptions keep other users of this host away from a store, and say so when one comes.

@@ -279,11 +279,14 @@ func (m *member) unidentifiedHost() {
 func (m *member) attempt(b nodecoord.Begin) (ended bool, err error) {
 	j := m.job
 	m.adopt(b.Rules)
+	if err = m.checkStore(b.StoreTLS); err != nil {
+		return false, err
+	}
 	m.logRestart(b)
 	a, err := j.newAttempt(b.Attempt, func(p *place) {
 		*p = place{
 			attempt: b.Attempt, node: b.Node, nodes: b.Nodes, base: b.Base, world: b.World, roles: b.Roles,
-			addr: b.Addr, port: b.Port, ours: true, roster: b.Roster,
+			host: m.host, addr: b.Addr, port: b.Port, ours: true, roster: b.Roster,
 		}
 	})
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"github.com/cohort-dist/cohort/internal/diagnose/postmortem"
 	"github.com/cohort-dist/cohort/internal/launch/nodecoord"
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
-	"github.com/cohort-dist/cohort/internal/sys/peeruid"
 )
 
 // errEnded says that a signal ended the wait for other nodes.
@@ -133,8 +132,8 @@ func (j *Job) forHost() nodecoord.Config {
 	c := j.cfg
 	return nodecoord.Config{
 		RunID: c.RunID, Rules: c.rules(), StoreAddr: c.LocalAddr, StorePort: c.StorePort,
-		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence, StoreOptions: j.storeOptions(),
-		Users:       peeruid.Default(c.AllowUIDs, func(text string) { j.screen.logf("%s", text) }),
+		JoinTimeout: c.JoinTimeout, LastCall: c.LastCall, Silence: c.Silence, ListenStore: j.listenStore,
+		Users:       j.users(),
 		Credentials: j.creds,
 		OnRefused:   func(why nodecoord.Refusal, addr string) { j.screen.logf(refusalTexts[why], addr) },
 	}

@@ -125,21 +125,26 @@ func (j *Job) announceProtection() {
 		return
 	}
 	j.announced = true
-	const ranks = "the connections among its ranks are not protected: only computers that you trust should reach them"
+	const ranks = "the connections among its ranks (gloo, NCCL, TensorPipe, TCP of Go ranks) are not protected: only computers that you trust " +
+		"should reach them"
 	const open = "the store of the job and " + ranks
+	store := "the launchers meet at " + j.cfg.Endpoint
+	if j.cfg.spread() {
+		store = "the store of the job is at " + j.cfg.Endpoint
+	}
 	switch {
+	case j.creds != nil && j.creds.ID() != "":
+		j.screen.logf("%s, and all that launchers and store send each other is protected by TLS, with the token %s; %s", store, j.creds.ID(), ranks)
+	case j.creds != nil:
+		j.screen.logf("%s, and all that launchers and store send each other is protected by TLS, with your certificates; %s", store, ranks)
 	case j.cfg.spread():
 		j.screen.logf("the store of the job, at %s, and %s", j.cfg.Endpoint, ranks)
-	case j.creds == nil && j.cfg.RunID == DefaultRunID:
+	case j.cfg.RunID == DefaultRunID:
 		j.warnOpen()
-	case j.creds == nil && j.cfg.Protection.Plaintext:
+	case j.cfg.Protection.Plaintext:
 		j.screen.logf("--insecure-plaintext: the launchers meet at %s without TLS, and %s", j.cfg.Endpoint, open)
-	case j.creds == nil:
+	default:
 		j.screen.logf("the launchers meet at %s without TLS (make a token: cohort token new -o FILE, and give all nodes "+
 			"--token-file FILE), and %s", j.cfg.Endpoint, open)
-	case j.creds.ID() != "":
-		j.screen.logf("the launchers meet at %s over TLS, with the token %s; %s", j.cfg.Endpoint, j.creds.ID(), open)
-	default:
-		j.screen.logf("the launchers meet at %s over TLS, with your certificates; %s", j.cfg.Endpoint, open)
 	}
 }

@@ -67,7 +67,8 @@ func TestAnnounceProtection(t *testing.T) {
 		t.Fatal(err)
 	}
 	with := Protection{Token: &token}
-	const open = "the store of the job and the connections among its ranks are not protected"
+	const ranks = "the connections among its ranks (gloo, NCCL, TensorPipe, TCP of Go ranks) are not protected"
+	const open = "the store of the job and " + ranks
 	proposed := map[string]bool{}
 	for _, c := range []struct {
 		cfg  Config
@@ -84,10 +85,19 @@ func TestAnnounceProtection(t *testing.T) {
 			Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: Protection{Plaintext: true}},
 			"--insecure-plaintext: the launchers meet at 10.1.2.3:29400 without TLS, and " + open,
 		},
-		{Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: with}, "over TLS, with the token " + token.ID() + "; " + open},
+		{
+			Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: with},
+			"the launchers meet at 10.1.2.3:29400, and all that launchers and store send each other is protected by TLS, with the token " +
+				token.ID() + "; " + ranks,
+		},
 		{
 			Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: with, MaxMembers: 2, MaxNodes: 2},
-			"the store of the job, at 10.1.2.3:29400, and the connections among its ranks are not protected",
+			"the store of the job is at 10.1.2.3:29400, and all that launchers and store send each other is protected by TLS, with the token " +
+				token.ID() + "; " + ranks,
+		},
+		{
+			Config{RunID: "given", Endpoint: "10.1.2.3:29400", MaxMembers: 2, MaxNodes: 2},
+			"the store of the job, at 10.1.2.3:29400, and " + ranks,
 		},
 	} {
 		var said strings.Builder

@@ -162,7 +162,7 @@ func (j *Job) scanWorkers(ctx context.Context) {
 	for pid, rank := range ranks {
 		said[cohort.Rank(rank)] = jobscan.ReportedBy(pid)
 	}
-	found, _ := jobscan.StoreWaits(ctx, a.place.address(), ranks)
+	found, _ := jobscan.StoreWaits(ctx, a.place.asked(), ranks)
 	now := time.Now()
 	waits := oldestWaits(found, now)
 	j.board.change(func(s *Status) {

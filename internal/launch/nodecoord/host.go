@@ -31,10 +31,12 @@ type Config struct {
 	StoreAddr                      string // of this node, where the store listens; "": that of the endpoint
 	StorePort                      int
 	JoinTimeout, LastCall, Silence time.Duration
-	StoreOptions                   []tcpstore.ServerOption
+	// ListenStore opens the store of an attempt. Nil: for everyone who reaches it.
+	ListenStore func(addr string) (*tcpstore.Server, error)
 	// Users says which users of this host may connect; nil: the default.
 	Users *peeruid.Policy
-	// Credentials are those of the job; nil: the launchers meet in plain text, and the id is all that they have to know.
+	// Credentials are those of the job; nil: the launchers meet in plain text, and the id is all that they have to know. With them,
+	// ListenStore opens a store for connections over TLS.
 	Credentials *jobtls.Credentials
 	// OnRefused, if set, is called once for each reason with the address of a client that was refused. It may be called for two at the
 	// same time.
@@ -110,6 +112,9 @@ func Listen(cfg Config, addr string) (*Host, error) {
 	name, _, _ := net.SplitHostPort(addr)
 	if cfg.OnRefused == nil {
 		cfg.OnRefused = func(Refusal, string) {}
+	}
+	if cfg.ListenStore == nil {
+		cfg.ListenStore = func(addr string) (*tcpstore.Server, error) { return tcpstore.Listen(addr) }
 	}
 	if cfg.Users == nil {
 		cfg.Users = peeruid.Default(nil, nil)
@@ -330,7 +335,7 @@ func (h *Host) perform(effects []launchcore.JobEffect) {
 			if c := h.nodes[e.Node]; c != nil && h.store != nil {
 				c.place, c.begun, c.base = e.Assignment.Node, h.attempt, cohort.Rank(e.Base)
 				c.say(Message{Begin: &Begin{
-					Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), Roster: roster,
+					Assignment: e.Assignment, Addr: h.storeHost(), Port: h.store.Port(), StoreTLS: h.cfg.Credentials != nil, Roster: roster,
 					Rules: h.cfg.Rules, Watched: watched && e.Assignment.Node < MaxRoster,
 				}})
 			}
@@ -369,7 +374,7 @@ func (h *Host) openStore(attempt int) {
 		}
 	}
 	address := net.JoinHostPort(h.storeHost(), strconv.Itoa(h.cfg.StorePort))
-	server, err := tcpstore.Listen(address, h.cfg.StoreOptions...)
+	server, err := h.cfg.ListenStore(address)
 	if err != nil {
 		err = portowner.Named(address, err)
 		h.perform(h.job.End(launchcore.End{Code: cohort.CodeOf(err), Sentence: fmt.Sprintf("no store for the job: %v", err)}))

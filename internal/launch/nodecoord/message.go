@@ -84,8 +84,10 @@ type (
 	// Begin starts the workers of the node.
 	Begin struct {
 		launchcore.Assignment
-		Addr string `json:"addr"`
-		Port int    `json:"port"`
+		// Addr and Port are those of the store; StoreTLS says that it accepts only launchers, over TLS.
+		Addr     string `json:"addr"`
+		Port     int    `json:"port"`
+		StoreTLS bool   `json:"store_tls,omitempty"`
 		// Roster has the first of the nodes.
 		Roster []Node `json:"roster,omitempty"`
 		// Rules are those of the host: they count for all nodes.

@@ -21,8 +21,12 @@ import (
 	"github.com/cohort-dist/cohort/internal/sys/ctxdial"
 )
 
-// EnvStore is the variable in which workers behind a launcher's gateway find the address of the store itself, HOST:PORT.
-const EnvStore = "COHORT_STORE"
+// EnvStore is the variable in which workers behind a launcher's gateway find the address of the store itself, HOST:PORT. OverTLS stands
+// before that of a store which accepts only gateways of launchers.
+const (
+	EnvStore = "COHORT_STORE"
+	OverTLS  = "tls://"
+)
 
 // Options is what a gateway is made of. Upstreams is needed.
 type Options struct {
