@@ -41,6 +41,7 @@ func Glance(ctx context.Context, j Job, apart time.Duration) verdict.Job {
 // look takes two snapshots of a job, apart from each other, and asks meanwhile who can answer.
 func look(ctx context.Context, j Job, apart time.Duration, ask bool) verdict.Job {
 	seen := verdict.Job{World: j.World, Local: j.Local, Store: j.Store, Orphans: j.Orphans, Notes: j.Notes, Taken: time.Now()}
+	seen.NodeWaits = j.Gateway != ""
 	e := examination{job: j, said: make([]goRank, len(j.Ranks)), frozen: map[string]bool{}}
 	e.host, _ = os.Hostname()
 	e.before = e.snapshot(ctx)
@@ -96,11 +97,11 @@ func (e *examination) snapshot(ctx context.Context) snapshot {
 func (e *examination) askMeanwhile(ctx context.Context, seen *verdict.Job, apart time.Duration, ask bool) (wait func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if said := e.job.ask(ctx, question{What: askWaits, Addr: e.job.Store}).StoreSaid; said != nil {
+		if said := e.job.ask(ctx, question{What: askWaits, Addr: e.job.asked()}).StoreSaid; said != nil {
 			e.store = *said
 		}
 	})
-	wg.Go(func() { seen.StoreTrouble = e.job.ask(ctx, question{What: askTrouble, Addr: e.job.Store}).Said })
+	wg.Go(func() { seen.StoreTrouble = e.job.ask(ctx, question{What: askTrouble, Addr: e.job.asked()}).Said })
 	for i, r := range e.job.Ranks {
 		wg.Go(func() {
 			if e.said[i] = askTwice(ctx, r, apart); e.said[i].dump == nil {
@@ -117,7 +118,7 @@ func (e *examination) rank(ctx context.Context, i int) verdict.Rank {
 	said, read := e.said[i], e.after.read[i]
 	v := verdict.Rank{Rank: r.Rank, Host: e.host, PID: e.after.pids[i], Records: verdict.Records{Dump: said.dump, Worker: said.worker}}
 	if v.World, _ = strconv.Atoi(r.env["WORLD_SIZE"]); r.env["MASTER_PORT"] != "" {
-		v.Store = r.env["MASTER_ADDR"] + ":" + r.env["MASTER_PORT"]
+		v.Store, v.Gateway = storeIn(r.env), r.env[gateway]
 	}
 	v.Member = r.env[envMember] != ""
 	e.process(&v)
@@ -221,16 +222,18 @@ func (e *examination) owners() map[int]int {
 
 // lookAtStore looks at the store that the program itself names, and, while ranks meet there, at what may keep them from it.
 func (e *examination) lookAtStore(ctx context.Context, seen *verdict.Job) {
+	at := e.job.asked()
 	if addr := verdict.ProgramStore(seen.Ranks); addr != "" && addr != seen.Store {
+		at = addr
 		seen.Store, seen.StoreTrouble = addr, e.job.ask(ctx, question{What: askTrouble, Addr: addr}).Said
 	}
 	if !verdict.Starting(seen.Ranks) {
 		return
 	}
 	if seen.StoreTrouble == "" && len(seen.Waits) == 0 {
-		seen.StoreTrouble = e.job.ask(ctx, question{What: askNoStore, Addr: seen.Store, PIDs: e.after.pids}).Said
+		seen.StoreTrouble = e.job.ask(ctx, question{What: askNoStore, Addr: at, PIDs: e.after.pids}).Said
 	}
-	seen.OldKeys = e.job.ask(ctx, question{What: askOldKeys, Addr: e.job.Store}).Yes
+	seen.OldKeys = e.job.ask(ctx, question{What: askOldKeys, Addr: e.job.asked()}).Yes
 }
 
 // pidsOf returns the processes of ranks: those that run Python, where a rank's own is a shell, for instance.

@@ -7,6 +7,7 @@ package jobscan
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -26,9 +27,10 @@ import (
 type Job struct {
 	// ID is TORCHELASTIC_RUN_ID, or the store's address.
 	ID string `json:"id"`
-	// Store is MASTER_ADDR:MASTER_PORT.
-	Store string `json:"store"`
-	World int    `json:"world"`
+	// Store is the address of its store: MASTER_ADDR:MASTER_PORT, unless that is a gateway to it, which is asked then.
+	Store   string `json:"store"`
+	Gateway string `json:"-"`
+	World   int    `json:"world"`
 	// Local says that all ranks run on this host: their number says so, or the store has an address that no other host reaches.
 	Local bool   `json:"local"`
 	Ranks []Rank `json:"ranks"`
@@ -103,11 +105,21 @@ func parseEnviron(environ []byte) map[string]string {
 			env[string(name)] = string(value)
 		}
 	}
-	if host, port, err := net.SplitHostPort(env[storegate.EnvStore]); err == nil { // MASTER_ADDR leads to a gateway to it
+	store := strings.TrimPrefix(env[storegate.EnvStore], storegate.OverTLS)
+	if host, port, err := net.SplitHostPort(store); err == nil { // MASTER_ADDR leads to a gateway to it
+		env[gateway] = storeIn(env)
 		env["MASTER_ADDR"], env["MASTER_PORT"] = host, port
 	}
 	return env
 }
+
+// gateway is where a rank's environment has the address of its gateway to the store. No variable has this name.
+const gateway = "gateway"
+
+func storeIn(env map[string]string) string { return env["MASTER_ADDR"] + ":" + env["MASTER_PORT"] }
+
+// asked is where the store of a job is asked.
+func (j *Job) asked() string { return cmp.Or(j.Gateway, j.Store) }
 
 // Describe returns a rank whose process is known.
 func Describe(rank, pid int) Rank {
@@ -167,7 +179,7 @@ func group(all map[int]process) []Job {
 			return a.PID - b.PID
 		})
 		first := j.Ranks[0].env
-		j.Store = first["MASTER_ADDR"] + ":" + first["MASTER_PORT"]
+		j.Store, j.Gateway = storeIn(first), first[gateway]
 		if j.ID == "" || j.ID == "none" {
 			j.ID = j.Store
 		}

@@ -176,7 +176,7 @@ type storeSaid struct {
 func askStoreWaits(ctx context.Context, addr string) (said storeSaid) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	client, err := tcpstore.Dial(ctx, addr)
+	client, err := tcpstore.Dial(ctx, addr, tcpstore.WithRawKeys())
 	if err != nil {
 		return said // PyTorch's own, or gone
 	}
@@ -185,10 +185,24 @@ func askStoreWaits(ctx context.Context, addr string) (said storeSaid) {
 	if err != nil {
 		return said
 	}
+	if stats.Identity == "" { // a gateway
+		stats.Waits = missing(ctx, client, bounded(stats.Waits, maxWaiters))
+	}
 	_, port, _ := net.SplitHostPort(client.Addr())
 	said.Server, _ = strconv.Atoi(port)
 	said.Time, said.Waits, said.Polls = stats.Time, bounded(stats.Waits, maxWaiters), bounded(stats.Polls, maxWaiters)
 	return said
+}
+
+// missing leaves out waits for keys that are there: a gateway names all keys of a wait.
+func missing(ctx context.Context, client *tcpstore.Client, waits []tcpstore.Wait) []tcpstore.Wait {
+	there := map[string]bool{}
+	return slices.DeleteFunc(waits, func(w tcpstore.Wait) bool {
+		if _, asked := there[w.Key]; !asked && !w.Barrier {
+			there[w.Key], _ = client.Check(ctx, w.Key) // of one that cannot be asked the wait stays
+		}
+		return there[w.Key] && !w.Barrier
+	})
 }
 
 // maxWaiters bounds the waits of a store that are looked at.

@@ -40,6 +40,8 @@ type Environment struct {
 	Store string
 	// Member says that it is a member of a group whose members change while their processes go on, or a spare.
 	Member bool
+	// Gateway is where the rank finds the store on its own host, "" if it uses the store directly.
+	Gateway string
 }
 
 // Process is what the kernel reports of a rank's process, and of those below it.
@@ -169,6 +171,8 @@ type Job struct {
 	Local bool
 	Ranks []Rank
 	Waits []Wait
+	// NodeWaits says that Waits are those of one node's ranks: its gateway to the store has told them.
+	NodeWaits bool
 	// Polls are clients that ask the store for a key again and again, and have had the same answer each time.
 	Polls []Wait
 	// Store is the store's address, and StoreTrouble why it cannot be reached; "" if it can.

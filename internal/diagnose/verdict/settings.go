@@ -26,9 +26,17 @@ type settings struct {
 	store   string // "": not known
 }
 
-// settingsOf returns what a rank was started with, or what the program has made of it: the calls that set up a group have the
-// values as arguments.
+// settingsOf returns what a rank was started with, or what the program has made of it. A gateway to the store counts as the store.
 func settingsOf(r Rank) settings {
+	s := settingsIn(r)
+	if s.store != "" && s.store == r.Gateway {
+		s.store = r.Store
+	}
+	return s
+}
+
+// settingsIn looks into the calls that set up a group, which have the values as arguments.
+func settingsIn(r Rank) settings {
 	s := settings{rank: -1, world: r.World, store: r.Store}
 	if r.Main == nil {
 		return s

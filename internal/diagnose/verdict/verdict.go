@@ -75,7 +75,7 @@ func convene(j Job) *analysis {
 	c := &analysis{job: j, at: map[int]position{}}
 	for i := range j.Ranks {
 		r := &j.Ranks[i]
-		if sameAddress(r.Object, j.Store) {
+		if sameAddress(r.Object, j.Store) || r.Gateway != "" && sameAddress(r.Object, r.Gateway) {
 			r.Object = theStore
 		}
 		c.at[r.Rank] = locate(*r)

@@ -64,6 +64,9 @@ func async[T any](running *sync.WaitGroup, ask func() T) func() T {
 // asJob describes the workers that run.
 func (a *attempt) asJob() jobscan.Job {
 	j := jobscan.Job{ID: a.job.cfg.RunID, World: a.place.world, Store: a.place.address()}
+	if a.place.gateway.IsValid() {
+		j.Gateway = a.place.asked()
+	}
 	for _, w := range a.workers {
 		if pid := int(w.running.Load()); pid != 0 {
 			j.Ranks = append(j.Ranks, jobscan.Describe(int(w.rank), pid))

@@ -37,8 +37,11 @@ func MergeReports(all []verdict.Job) verdict.Job {
 				out.Notes = append(out.Notes, note)
 			}
 		}
-		// All of them asked the same store, and each knows the ranks of its own host.
-		if len(out.Waits) == 0 || known(j) > known(out) {
+		// All of them asked the same store, and each knows the ranks of its own host, or each asked its own gateway.
+		switch {
+		case j.NodeWaits:
+			out.Waits = append(out.Waits, j.Waits...)
+		case len(out.Waits) == 0 || known(j) > known(out):
 			out.Waits = j.Waits
 		}
 		for _, w := range j.Polls {

@@ -76,6 +76,25 @@ func TestMergeNCCL(t *testing.T) {
 	}
 }
 
+// TestMergeWaits: one store tells all nodes the same waits, and the node that knows the most ranks of them counts; each gateway tells those
+// of its own node.
+func TestMergeWaits(t *testing.T) {
+	t.Parallel()
+	for byNode, want := range map[bool][]int{false: {0, -1}, true: {0, -1, -1, 1}} { // of the same store both know one rank
+		got := MergeReports([]verdict.Job{
+			{NodeWaits: byNode, Waits: []verdict.Wait{{Key: "a", Rank: 0}, {Key: "a", Rank: -1}}},
+			{NodeWaits: byNode, Waits: []verdict.Wait{{Key: "a", Rank: -1}, {Key: "a", Rank: 1}}},
+		})
+		var ranks []int
+		for _, w := range got.Waits {
+			ranks = append(ranks, w.Rank)
+		}
+		if !slices.Equal(ranks, want) {
+			t.Errorf("by node %v: %v, want %v", byNode, ranks, want)
+		}
+	}
+}
+
 // TestClocksOfNodes: how long ranks have waited does not depend on the difference between the clocks of their nodes.
 func TestClocksOfNodes(t *testing.T) {
 	t.Parallel()

@@ -35,8 +35,9 @@ type Ticket struct {
 	// Conn is whose request it is, ID that of a native one.
 	Conn *Conn
 	ID   uint32
-	// Op is what the client asked for.
-	Op wire.Op
+	// Op is what the client asked for, Since when, as given to Tick.
+	Op    wire.Op
+	Since int64
 
 	closed bool
 	place  ilist.Place[Ticket]
@@ -114,7 +115,7 @@ func (m *Machine) relay(c *Conn, r *wire.Request) error {
 	if err := m.roomToWait(c, ticketCost); err != nil {
 		return err
 	}
-	t := &Ticket{Conn: c, ID: r.ID, Op: r.Op}
+	t := &Ticket{Conn: c, ID: r.ID, Op: r.Op, Since: m.clock.now}
 	m.openTicket(t)
 	m.noteRelayed(c, r)
 	m.config.Relay.Ask(t, r)

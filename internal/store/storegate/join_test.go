@@ -4,7 +4,9 @@
 package storegate
 
 import (
+	"slices"
 	"testing"
+	"time"
 
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
@@ -91,5 +93,43 @@ func TestAskedOnce(t *testing.T) {
 	}
 	if string(first.got)+string(second.got) != string(wire.AppendInt(wire.AppendInt(nil, 2), 4)) {
 		t.Errorf("%q and %q", first.got, second.got)
+	}
+}
+
+// TestWaits: a gateway says which of its clients wait for which keys, whether that was sent or not, until they have the answer. What is
+// answered at once is not among them.
+func TestWaits(t *testing.T) {
+	s, g, first, second := joinSim(t)
+	names := func() (all []string) {
+		for _, w := range g.gate.waits(func(moment int64) time.Time { return time.Unix(0, moment) }) {
+			if w.Waiter == "" || w.Since.UnixNano() > s.now {
+				t.Errorf("%+v", w)
+			}
+			text := w.Key
+			if w.Barrier {
+				text += " (barrier)"
+			}
+			all = append(all, text)
+		}
+		return all
+	}
+	first.ask(wire.AppendKeys(nil, wire.V, wire.Wait, "/a", "/b"))
+	s.exchange(g)
+	second.ask(wire.AppendKeys(nil, wire.V, wire.Wait, "/a", "/b")) // behind the one that is sent
+	if got := names(); !slices.Equal(got, []string{"/a", "/b", "/a", "/b"}) {
+		t.Errorf("they wait for %q", got)
+	}
+	other := s.store.Open("test", nil)
+	s.store.Receive(other, wire.AppendSet(wire.AppendSet(wire.AppendValidate(nil), wire.V, "/a", nil), wire.V, "/b", nil))
+	for range 3 {
+		s.exchange(g)
+	}
+	if got := names(); len(got) > 0 {
+		t.Errorf("they wait for %q, which is there", got)
+	}
+	first.ask(wire.AppendAdd(nil, wire.V, "/n", 1))
+	second.ask(wire.AppendBarrier(nil, wire.V, "/x", 2))
+	if got := names(); !slices.Equal(got, []string{"/x (barrier)"}) {
+		t.Errorf("they wait for %q", got)
 	}
 }

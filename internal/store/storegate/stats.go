@@ -64,9 +64,10 @@ func (w *Gateway) statsJSON(c *storeserve.Core) []byte {
 			conns[wire.Dialect(d).String()] = n
 		}
 	}
+	waits := w.gate.waits(c.Wall())
 	text, err := json.Marshal(map[string]any{
 		"addr": w.addr.String(), "started": w.started, "time": time.Now(), "connections": conns, "accepted": snapshot.Opened,
-		"cut": snapshot.Cuts, "memory": snapshot.Memory, "gateway": w.state(c),
+		"cut": snapshot.Cuts, "memory": snapshot.Memory, "gateway": w.state(c), "waiting": len(waits), "waits": waits,
 	})
 	if err != nil {
 		return []byte("{}")
