@@ -126,6 +126,9 @@ func (j *Job) openShared(raw net.Conn) (net.Conn, error) {
 		return f.Conn, nil
 	}
 	_ = raw.Close()
+	if e, ok := errors.AsType[*cohort.Error](err); ok && e.Err != nil {
+		err = e.Err // without the words of a client of the store
+	}
 	if err = j.refusedBy(addr, err); errors.Is(err, errSilent) && plainStore(ctx, addr) {
 		err = cohort.Newf(op, cohort.Mismatch, "the store at %s does not use TLS, and this launcher has a token or certificates: have a "+
 			"launcher host the store, or start all nodes without them and with --insecure-plaintext", addr)
