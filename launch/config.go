@@ -100,7 +100,7 @@ type Nodes struct {
 	// StorePort is the port of the store of a job on several nodes; 0: a free one.
 	StorePort int
 	// StoreGateway gives each node a gateway to the job's store, if the job may have several nodes: workers find it in MASTER_ADDR and
-	// MASTER_PORT, and the store itself in COHORT_STORE: --rdzv-conf store_gateway.
+	// MASTER_PORT, and the store itself in COHORT_STORE: --rdzv-conf store_gateway. With a token or certificates each node has one anyway.
 	StoreGateway bool
 	// JoinTimeout bounds the wait for Min nodes; default 10 min: --rdzv-conf join_timeout.
 	JoinTimeout time.Duration
@@ -111,8 +111,8 @@ type Nodes struct {
 }
 
 // Protection is how the launchers of a job on several nodes recognise each other, over TLS 1.3: by the token of the job, or by
-// certificates. Without either they meet in plain text, as torchrun's do, and the launcher that hosts the rendezvous says so. PyTorch has
-// no counterpart.
+// certificates. The store of such a job accepts only them, and each gives its workers a gateway to it, see StoreGateway. Without either
+// they meet in plain text, as torchrun's do, and the launcher that hosts the rendezvous says so. PyTorch has no counterpart.
 type Protection struct {
 	// Token is the text of a token, which "cohort token new" makes: --token-file. All nodes have the same one.
 	Token string

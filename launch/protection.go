@@ -36,8 +36,7 @@ func (p Protection) id() string {
 	return t.ID()
 }
 
-// checkProtection refuses what cannot protect a job, before anything listens. A job without any protection starts: as long as the store
-// is open to the network, a token protects too little to insist on it.
+// checkProtection refuses what cannot protect a job, before anything listens. One without any protection starts, and says that it is open.
 func (c Config) checkProtection() error {
 	p := c.Nodes.Protection
 	if c.Nodes.Max == 1 {

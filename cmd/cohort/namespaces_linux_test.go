@@ -211,7 +211,7 @@ func TestCutNode(t *testing.T) {
 		}
 	}
 	l.until(file, `machine=1 world=2`)
-	open := "protected by TLS, with the token " + l.id + "; the connections among its ranks (gloo, NCCL, TensorPipe, TCP of Go ranks) are not"
+	open := "protected by TLS, with the token " + l.id + "; the connections among its ranks (gloo, NCCL, TensorPipe, TCP of Go ranks)"
 	for i := 1; i <= 3; i++ { // the one that hosts the rendezvous says so, once
 		if n := strings.Count(nodes[i].String(), open); n != map[int]int{1: 1}[i] {
 			t.Errorf("machine %d says %d times what is protected:\n%s", i, n, nodes[i])

@@ -211,7 +211,9 @@ func TestFloodStoreOfNodes(t *testing.T) {
 		}
 	}
 	l.cut(2)
-	testkit.Until(t, "the gateway misses the store", func() bool { return strings.Contains(j.launcher[2].String(), "the store is not reached") })
+	testkit.Until(t, "the gateway misses the store", func() bool {
+		return strings.Contains(j.launcher[2].String(), "the store is not reached")
+	})
 	l.heal(2)
 	began := time.Now()
 	get := l.start(2, "store", "get", "--addr", gateway, "--timeout", "60s", "value0")

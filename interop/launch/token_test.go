@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,9 +17,9 @@ import (
 	"github.com/cohort-dist/cohort/internal/testing/torchtest"
 )
 
-// TestTokenOnTwoNodes: scripts that know nothing of tokens add up the ranks of two nodes that have one. Each rank finds the store at its own
-// launcher's gateway. One of the scripts has PyTorch connect to the port of the store itself too: it gets nothing, which the launcher there
-// says once.
+// TestTokenOnTwoNodes: scripts that know nothing of tokens add up the ranks of two nodes that have one. Each rank finds the store at its
+// own launcher's gateway. One of the scripts has PyTorch connect to the port of the store itself too: it gets nothing, which the launcher
+// there says once.
 func TestTokenOnTwoNodes(t *testing.T) {
 	t.Parallel()
 	torchtest.Each(t, func(t *testing.T, torch *torchtest.Torch) {
@@ -31,7 +32,7 @@ func TestTokenOnTwoNodes(t *testing.T) {
 		var nodes []*job
 		for n, script := range []string{"/guarded.py", "/reduce.py"} {
 			nodes = append(nodes, cohortRun(t, torch, dir, []string{
-				"--nnodes", "2", "--node-rank", fmt.Sprint(n), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint,
+				"--nnodes", "2", "--node-rank", strconv.Itoa(n), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint,
 				"--rdzv-conf", fmt.Sprintf("is_host=%d", 1-n), "--token-file", file,
 			}, "-u", dir+script, dir))
 		}

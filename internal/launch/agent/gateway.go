@@ -117,10 +117,11 @@ func (j *Job) openShared(raw net.Conn) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithTimeout(j.asked, handshakeTime)
 	defer cancel()
-	d := storedial.Dialer{Addr: addr, Log: slog.New(slog.DiscardHandler), Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		t := tls.Client(raw, j.toStore(addr))
 		return t, t.HandshakeContext(ctx)
-	}}
+	}
+	d := storedial.Dialer{Addr: addr, Log: slog.New(slog.DiscardHandler), Dial: dial}
 	f, err := d.Again(ctx, storedial.Conn{Dialect: wire.Native})
 	if err == nil {
 		return f.Conn, nil
@@ -152,6 +153,6 @@ func (m *member) checkStore(overTLS bool) error {
 	if m.job.creds == nil || overTLS {
 		return nil
 	}
-	return cohort.Newf(op, cohort.Mismatch, "the launcher that hosts the rendezvous at %s is of an older version of cohort, whose store does "+
-		"not use TLS: start all nodes with the same version", m.host)
+	return cohort.Newf(op, cohort.Mismatch, "the launcher that hosts the rendezvous at %s is of an older version of cohort, whose store "+
+		"does not use TLS: start all nodes with the same version", m.host)
 }

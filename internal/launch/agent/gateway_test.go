@@ -90,7 +90,9 @@ func TestStoreForLaunchers(t *testing.T) {
 		want  string
 	}{
 		"launcher": {token, 0, ""},
-		"plain":    {want: "has connected to the store of the job without TLS and was refused: workers use the gateway of their own launcher"},
+		"plain": {
+			want: "has connected to the store of the job without TLS and was refused: workers use the gateway of their own launcher",
+		},
 		"another token": {
 			newToken(t), 0,
 			"was refused by the store of the job, which accepts only launchers with the token or certificates of this job: " +
@@ -157,8 +159,10 @@ func TestSharedStore(t *testing.T) {
 		token jobtoken.Token
 		want  string
 	}{
-		"its own":      {guarded, token, ""},
-		"of another":   {guarded, newToken(t), "is not a launcher of this job: its certificate is not one of this job: it is for another job. This"},
+		"its own": {guarded, token, ""},
+		"of another": {
+			guarded, newToken(t), "is not a launcher of this job: its certificate is not one of this job: it is for another job. This",
+		},
 		"of no launch": {plain, token, "does not use TLS, and this launcher has a token or certificates"},
 	} {
 		j, _ := withToken(t, c.token, 0)
@@ -183,7 +187,8 @@ func TestOlderHost(t *testing.T) {
 	t.Parallel()
 	j, _ := withToken(t, newToken(t), 0)
 	m := &member{job: j, host: "node0:29400"}
-	if err := m.checkStore(false); !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), "start all nodes with the same version") {
+	const want = "start all nodes with the same version"
+	if err := m.checkStore(false); !errors.Is(err, cohort.Mismatch) || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v", err)
 	}
 	if err := m.checkStore(true); err != nil {

@@ -125,18 +125,19 @@ func (j *Job) announceProtection() {
 		return
 	}
 	j.announced = true
-	const ranks = "the connections among its ranks (gloo, NCCL, TensorPipe, TCP of Go ranks) are not protected: only computers that you trust " +
-		"should reach them"
+	const ranks = "the connections among its ranks (gloo, NCCL, TensorPipe, TCP of Go ranks) are not protected: only computers that you " +
+		"trust should reach them"
 	const open = "the store of the job and " + ranks
-	store := "the launchers meet at " + j.cfg.Endpoint
+	meet := "the launchers meet at " + j.cfg.Endpoint
 	if j.cfg.spread() {
-		store = "the store of the job is at " + j.cfg.Endpoint
+		meet = "the store of the job is at " + j.cfg.Endpoint
 	}
+	const protected = "%s, and all that launchers and store send each other is protected by TLS, with %s; %s"
 	switch {
 	case j.creds != nil && j.creds.ID() != "":
-		j.screen.logf("%s, and all that launchers and store send each other is protected by TLS, with the token %s; %s", store, j.creds.ID(), ranks)
+		j.screen.logf(protected, meet, "the token "+j.creds.ID(), ranks)
 	case j.creds != nil:
-		j.screen.logf("%s, and all that launchers and store send each other is protected by TLS, with your certificates; %s", store, ranks)
+		j.screen.logf(protected, meet, "your certificates", ranks)
 	case j.cfg.spread():
 		j.screen.logf("the store of the job, at %s, and %s", j.cfg.Endpoint, ranks)
 	case j.cfg.RunID == DefaultRunID:

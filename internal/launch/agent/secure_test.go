@@ -92,8 +92,8 @@ func TestAnnounceProtection(t *testing.T) {
 		},
 		{
 			Config{RunID: "given", Endpoint: "10.1.2.3:29400", Protection: with, MaxMembers: 2, MaxNodes: 2},
-			"the store of the job is at 10.1.2.3:29400, and all that launchers and store send each other is protected by TLS, with the token " +
-				token.ID() + "; " + ranks,
+			"the store of the job is at 10.1.2.3:29400, and all that launchers and store send each other is protected by TLS, with the " +
+				"token " + token.ID() + "; " + ranks,
 		},
 		{
 			Config{RunID: "given", Endpoint: "10.1.2.3:29400", MaxMembers: 2, MaxNodes: 2},

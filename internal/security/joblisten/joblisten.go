@@ -45,8 +45,8 @@ type Listener struct {
 	said      [3]sync.Once
 }
 
-// Listen makes a Listener of one, which belongs to it from then on. onRefused is called once for each kind of refusal, and may be called for
-// two at the same time; nil: not at all.
+// Listen makes a Listener of one, which belongs to it from then on. onRefused is called once for each kind of refusal, and may be called
+// for two at the same time; nil: not at all.
 func Listen(raw net.Listener, config *tls.Config, onRefused func(addr string, why error)) *Listener {
 	if onRefused == nil {
 		onRefused = func(string, error) {}
@@ -150,7 +150,7 @@ func reasonOf(err error) error {
 // foreign is ErrForeign in the words of the handshake.
 type foreign struct{ error }
 
-func (*foreign) Is(target error) bool { return target == ErrForeign } //nolint:errorlint // this is what errors.Is calls
+func (*foreign) Is(target error) bool { return target == ErrForeign }
 func (f *foreign) Unwrap() error      { return f.error }
 
 // report says, once for each kind of reason, who was refused.

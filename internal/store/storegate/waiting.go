@@ -4,14 +4,16 @@
 package storegate
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cohort-dist/cohort/internal/store/storecore"
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
 
-// Wait is a client that waits for a key, as a store reports one. A gateway does not know which of several keys are missing: it names all.
-type Wait struct {
+// clientWait is a client that waits for a key, as a store reports one. A gateway does not know which of several keys are missing: it names
+// all.
+type clientWait struct {
 	Key     string    `json:"key"`
 	Waiter  string    `json:"waiter"`
 	Since   time.Time `json:"since"`
@@ -26,8 +28,8 @@ const (
 )
 
 // waits are those of the clients who wait, those whose requests were sent first in front. wall makes a time of a moment of the machine.
-func (g *gate) waits(wall func(int64) time.Time) []Wait {
-	all, looks := []Wait{}, mostLooks
+func (g *gate) waits(wall func(int64) time.Time) []clientWait {
+	all, looks := []clientWait{}, mostLooks
 	look := func(a *ask) {
 		for ; a != nil && looks > 0 && len(all) < mostWaits; a = a.next {
 			looks--
@@ -45,15 +47,15 @@ func (g *gate) waits(wall func(int64) time.Time) []Wait {
 	for p := g.link.sent.First(); p != nil; p = p.Next() {
 		look(p.Of())
 	}
-	for _, a := range append(g.queue[:len(g.queue):len(g.queue)], g.held...) {
+	for _, a := range slices.Concat(g.queue, g.held) {
 		look(a)
 	}
 	return all[:min(len(all), mostWaits)]
 }
 
-func waitsOf(t *storecore.Ticket, keys []string, barrier bool, wall func(int64) time.Time) (all []Wait) {
+func waitsOf(t *storecore.Ticket, keys []string, barrier bool, wall func(int64) time.Time) (all []clientWait) {
 	for _, key := range keys {
-		all = append(all, Wait{Key: key, Waiter: t.Conn.Peer, Since: wall(t.Since), Barrier: barrier})
+		all = append(all, clientWait{Key: key, Waiter: t.Conn.Peer, Since: wall(t.Since), Barrier: barrier})
 	}
 	return all
 }

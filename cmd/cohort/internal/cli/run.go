@@ -38,7 +38,9 @@ func (a *app) runCommand() *cobra.Command {
 		Long: strings.TrimSpace(`
 Start a program several times, as torchrun does, with the environment that
 torch.distributed's env:// and world.Join read. A .py file runs with Python, -m runs a
-module, anything else is executed. The job's store runs in this process.
+module, anything else is executed. The job's store runs in this process. Give several
+nodes one token (cohort token new): launchers and store then use TLS, and MASTER_ADDR is
+127.0.0.1, where each launcher has a gateway to the store for its own workers.
 
 Options may be written with dashes or underscores, or as any unambiguous prefix;
 torchrun's PET_ variables give defaults. When a worker fails, the others are inspected

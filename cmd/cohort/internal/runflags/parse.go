@@ -68,7 +68,10 @@ var options = []option{
 	{name: "tls-cert", own: true, arg: "FILE", usage: "certificate of this launcher, of your own PKI, in place of a token"},
 	{name: "tls-key", own: true, arg: "FILE", usage: "its key"},
 	{name: "tls-ca", own: true, arg: "FILE", usage: "the authorities whose certificates are accepted"},
-	{name: "insecure-plaintext", flag: true, own: true, usage: "let the launchers of several nodes meet without TLS: trust the network"},
+	{
+		name: "insecure-plaintext", flag: true, own: true,
+		usage: "launchers of several nodes meet, and their store is used, without TLS: trust the network",
+	},
 	{name: "allow-uid", arg: "UID,...", usage: "users of this host who may connect to the job, beside you and root"},
 	{name: "logs-specs", arg: "NAME", usage: "refused: it needs Python inside the launcher"},
 	{name: "numa-binding", arg: "MODE", usage: "bind workers to processors near their GPU: node, socket, exclusive, core-complex"},
