@@ -95,6 +95,18 @@ func (j *storeJob) read(name string, machine int) string {
 	return strings.TrimSpace(string(text))
 }
 
+// gateway is the address at which the worker of a machine finds the store.
+func (j *storeJob) gateway(machine int) string {
+	j.l.t.Helper()
+	for line := range strings.Lines(j.read("env", machine)) {
+		if port, found := strings.CutPrefix(line, "MASTER_PORT="); found {
+			return "127.0.0.1:" + strings.TrimSpace(port)
+		}
+	}
+	j.l.t.Fatal("a worker without MASTER_PORT")
+	return ""
+}
+
 // end has the workers end.
 func (j *storeJob) end() {
 	j.l.t.Helper()
@@ -173,6 +185,13 @@ func TestStoreOverTLS(t *testing.T) {
 					t.Errorf("machine %d has\n%s", i, env)
 				}
 			}
+			if !plain { // who waits is asked of the gateway
+				l.start(2, "store", "get", "--addr", j.gateway(2), "--timeout", "60s", "never")
+				testkit.Until(t, "the wait is shown", func() bool {
+					top := l.start(2, "store", "top", "--addr", j.gateway(2), "--once", "--json")
+					return top.ends() == 0 && strings.Contains(top.String(), `"keys":["never"]`)
+				})
+			}
 			j.end()
 		})
 	}
@@ -204,12 +223,7 @@ func TestFloodStoreOfNodes(t *testing.T) {
 	if grown > floodCost*memoryFactor {
 		t.Errorf("2,000 connections cost the launcher %d bytes", grown)
 	}
-	gateway := ""
-	for line := range strings.Lines(j.read("env", 2)) {
-		if port, found := strings.CutPrefix(line, "MASTER_PORT="); found {
-			gateway = "127.0.0.1:" + strings.TrimSpace(port)
-		}
-	}
+	gateway := j.gateway(2)
 	l.cut(2)
 	testkit.Until(t, "the gateway misses the store", func() bool {
 		return strings.Contains(j.launcher[2].String(), "the store is not reached")
