@@ -137,6 +137,7 @@ func (m *nativeConn) do(ctx context.Context, limit time.Time, q *request) (wire.
 	c.id = id
 	start := len(m.mu.out)
 	m.mu.out = wire.BeginFrame(m.mu.out, id)
+	q.queued = true
 	if s := m.mu.session; s != nil && takesNumber[q.op] && s.last+1-s.ack < wire.SessionWindow-1 { // the server remembers no more
 		s.last++
 		q.seq = s.last

@@ -79,6 +79,8 @@ func (s *nativeStore) do(ctx context.Context, limit time.Time, q *request) (wire
 	switch {
 	case err == nil:
 		return r, nil
+	case m.sessions && !q.queued && isLost(err): // it broke a moment before
+		return s.do(ctx, limit, q)
 	case err == errResend: //nolint:errorlint // never wrapped
 		return s.resend(ctx, limit, q, m.broken())
 	case m.sessions && q.seq == 0 && !takesNumber[q.op] && isLost(err):

@@ -187,7 +187,7 @@ func (s *nativeStore) resend(ctx context.Context, limit time.Time, q *request, b
 			s.abandon(q)
 			return wire.Reply{}, s.lostFor(ctx, err, broken)
 		}
-		if !m.sessions { // it is another server, which keeps its store in a folder now
+		if !m.sessions { // it is another server, which has none
 			s.abandon(q)
 			return wire.Reply{}, broken
 		}

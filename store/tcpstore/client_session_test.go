@@ -4,9 +4,11 @@
 package tcpstore
 
 import (
+	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	wire "github.com/cohort-dist/cohort/internal/store/storewire"
 )
@@ -64,5 +66,28 @@ func TestSessionAck(t *testing.T) {
 	}
 	if s.last < 3*wire.SessionWindow {
 		t.Errorf("only %d numbers were given", s.last)
+	}
+}
+
+// TestCutBeforeARequestIsSent: the connection breaks after a call has chosen it, and before its request is behind the output. It goes on
+// over the next one.
+func TestCutBeforeARequestIsSent(t *testing.T) {
+	t.Parallel()
+	c := dialTest(t, startServer(t))
+	native, is := c.back.(*nativeStore)
+	if !is {
+		t.Fatalf("the client has a %T", c.back)
+	}
+	for range 5 {
+		m := native.current.Load()
+		m.mu.Lock()
+		set := make(chan error, 1)
+		go func() { set <- c.Set(t.Context(), "k", []byte("v")) }()
+		time.Sleep(20 * time.Millisecond) // it waits for the lock then
+		m.failLocked(io.ErrUnexpectedEOF)
+		m.mu.Unlock()
+		if err := <-set; err != nil {
+			t.Error(err)
+		}
 	}
 }

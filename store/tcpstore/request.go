@@ -23,6 +23,7 @@ type request struct {
 	expected []byte
 	values   [][]byte
 	seq      uint64 // its number in the session, once it was sent with one
+	queued   bool   // it is, or was, behind the output of a connection
 }
 
 // opName is the operation as errors and events name it.
