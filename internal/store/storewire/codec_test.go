@@ -45,8 +45,19 @@ func encode(d wire.Dialect, r *wire.Request) []byte {
 		return wire.AppendAdd(b, d, string(r.Key), r.Num)
 	case wire.Barrier:
 		return wire.AppendBarrier(b, d, string(r.Key), r.Num)
-	case wire.Check, wire.Wait, wire.MultiGet:
+	case wire.Check, wire.Wait, wire.MultiGet, wire.Peek, wire.Await:
 		return wire.AppendKeys(b, d, r.Op, strs()...)
+	case wire.Arrive:
+		return wire.AppendArrive(b, string(r.Key), r.Num, r.Nonce)
+	case wire.Session: // the lengths of identity and token are checked later
+		b = wire.AppendBytes(wire.AppendBytes(append(b, byte(r.Op)), r.Key), r.Expected)
+		return binary.LittleEndian.AppendUint64(wire.AppendInt(b, r.Num), r.Ack)
+	case wire.Leave:
+		return wire.AppendLeave(b, r.Sub)
+	case wire.Acked:
+		return wire.AppendAcked(b, uint64(r.Num))
+	case wire.Backup: // any number can be there
+		return wire.AppendUint32(append(b, byte(r.Op)), r.Nonce)
 	case wire.MultiSet:
 		var keys []string
 		var values [][]byte
@@ -336,6 +347,12 @@ func FuzzRequest(f *testing.F) {
 	}
 	f.Add(byte(wire.Native), wire.AppendQueuePop(nil, "/q", true))
 	f.Add(byte(wire.Native), wire.AppendCancel(nil, 3))
+	f.Add(byte(wire.Native), wire.AppendSession(nil, [wire.SessionIDSize]byte{1}, [wire.SessionIDSize]byte{2}, 3, 4))
+	f.Add(byte(wire.Native), wire.AppendLeave(nil, 5))
+	f.Add(byte(wire.Native), wire.AppendAcked(nil, 6))
+	f.Add(byte(wire.Native), wire.AppendArrive(nil, "/b", 7, 2))
+	f.Add(byte(wire.Native), wire.AppendBackup(nil, true))
+	f.Add(byte(wire.Native), wire.AppendKeys(nil, wire.Native, wire.Await, "/a"))
 	f.Fuzz(func(t *testing.T, dialect byte, b []byte) {
 		d := wire.Dialect(dialect%3) + wire.Legacy
 		limits := wire.Limits{Key: 64, Value: 128, Keys: 16, Request: 512}
